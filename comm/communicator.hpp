@@ -80,8 +80,8 @@ class Communicator {
   using Target = std::span<std::byte>;
   using MakeTransport = std::function<std::unique_ptr<detail::Transport>()>;
 
-  /// Backends call this. `make` runs on the thread that makes progress, and so does all that the
-  /// transport ever does.
+  /// Makes the transport, for backends, by `make` on the thread that makes progress, which alone
+  /// uses it.
   Communicator(const MakeTransport& make, const CommunicatorOptions& options);
   /// Waits for what was started. While an exception is on its way, it calls `abandon` instead.
   ~Communicator();
@@ -92,42 +92,42 @@ class Communicator {
   [[nodiscard]] std::uint32_t ranks() const;
   [[nodiscard]] std::uint32_t timeout_ms() const;
 
-  /// Returns a group of some of these ranks: its rank i is rank `members[i]` of this one. This rank
-  /// is among them, and each of them makes it, with the same list; `Error{invalid_argument}` else.
-  /// Operations of the two run in one order, that in which they were started; all ranks that take
-  /// part in two operations start them in the same order. What ends one group ends the other;
-  /// errors name ranks by their numbers in the first. The last of them to go waits for what was
-  /// started. Scratch memory is the same once more, kept for as long.
+  /// Returns a group of some of these ranks: its rank i is rank `members[i]` of this one. Each of
+  /// them, this rank included, calls this with the same list; `Error{invalid_argument}` else.
+  /// Operations of both groups run in the order in which they were started; ranks that take part in
+  /// two operations start them in the same order. What ends one group ends the other; errors name
+  /// ranks by their numbers in the first. The last group to go waits for what was started. A
+  /// subgroup takes as much scratch memory again, for as long.
   [[nodiscard]] std::unique_ptr<Communicator> subgroup(std::span<const Rank> members);
 
-  /// `all` becomes the shards of ranks 0, 1, ... one after the other. `shard` may be this rank's
+  /// Gathers the shards of ranks 0, 1, ... one after the other in `all`. `shard` may be this rank's
   /// part of `all`.
   Ticket all_gather(Source shard, Target all);
-  /// `shard` becomes this rank's part of the sum of every rank's `all`. With types that are equal
-  /// it may be this rank's part of `all`.
+  /// Sets `shard` to this rank's part of the sum of every rank's `all`. With equal types it may be
+  /// this rank's part of `all`.
   Ticket reduce_scatter(Source all, Target shard, SumTypes types);
-  /// `data` of every rank becomes the sum of all of them.
+  /// Sums `data` over all ranks, in place.
   Ticket all_reduce(Target data, DType dtype);
-  /// `data` of every rank becomes `data` of `root`.
+  /// Copies `data` of `root` to that of every rank.
   Ticket broadcast(Target data, Rank root);
-  /// `data` of `root` becomes the sum of all of them; of the others, it is scratch.
+  /// Sums `data` over all ranks into that of `root`; the others' is scratch.
   Ticket reduce(Target data, DType dtype, Rank root);
-  /// At `root`, `all` becomes the shards of all ranks in order; elsewhere `all` is empty. `shard`
-  /// may be this rank's part of `all`.
+  /// Gathers the shards of all ranks in order in `root`'s `all`; elsewhere it is empty. `shard` may
+  /// be this rank's part of `all`.
   Ticket gather(Source shard, Target all, Rank root);
-  /// `shard` becomes this rank's part of `root`'s `all`; elsewhere `all` is empty. `shard` may be
+  /// Sets `shard` to this rank's part of `root`'s `all`; elsewhere `all` is empty. `shard` may be
   /// this rank's part of `all`.
   Ticket scatter(Source all, Target shard, Rank root);
-  /// Part j of `source` becomes part `rank()` of rank j's `target`.
+  /// Copies part j of `source` to part `rank()` of rank j's `target`.
   Ticket all_to_all(Source source, Target target);
-  /// Sends to another rank, which receives as many bytes. Is over when it has: what was started
-  /// later waits for that.
+  /// Sends to another rank, which receives as many bytes. Ends when it has: what was started later
+  /// waits for that.
   Ticket send(Source data, Rank to);
   Ticket receive(Target data, Rank from);
-  /// Receives from the one of `any_of`, which is not empty, that sends first; of several that have
-  /// sent already, from the first in the list. `sender` becomes that rank once this is over; both
-  /// live until then. Which it is may differ from run to run. Whatever the ranks of the list start
-  /// with this one meanwhile is taken for such a send, and must be one.
+  /// Receives from the rank of `any_of`, not empty, that sends first; if several have sent already,
+  /// from the first in the list. Sets `sender` to that rank at the end; both live until then. Which
+  /// rank it is may differ from run to run. Whatever the ranks of the list start with this one
+  /// meanwhile is taken for such a send, and must be one.
   Ticket receive(Target data, std::span<const Rank> any_of, Rank& sender);
   /// Sends to a rank and receives from a rank at once, so that ranks may do it in a ring. The other
   /// end of each is an exchange too.
@@ -135,18 +135,18 @@ class Communicator {
   /// Starts a barrier, which ends once every rank has started it.
   Ticket barrier();
 
-  /// Operations that end from now on, subgroups' too, notify `wake`; null: nobody.
+  /// Notifies `wake` of operations that end from now on, subgroups' too; null: nobody.
   void wake_with(WakeSignal* wake);
 
   /// Informs the other ranks that this one has failed, with the reason: whatever they wait for
   /// throws, naming this rank and `reason`. Operations of this rank end at once, with an error.
   void abandon(std::string_view reason) noexcept;
 
-  /// Returns bytes that this rank has sent by starting `operation`, counted as a ring moves them:
-  /// (ranks - 1) shards for all_gather, reduce_scatter and all_to_all; the buffer once for a
-  /// broadcast, except on the last rank of the ring, the one before the root. An all_reduce counts
-  /// as a reduce_scatter and an all_gather, a reduce as a reduce_scatter and a gather. A subgroup
-  /// counts its own.
+  /// Bytes that this rank has sent by starting `operation`, counted as a ring moves them: for
+  /// all_gather, reduce_scatter and all_to_all (ranks - 1) shards; the buffer once for a broadcast,
+  /// except on the last rank of the ring, the one before the root. An all_reduce counts as a
+  /// reduce_scatter and an all_gather, a reduce as a reduce_scatter and a gather. A subgroup counts
+  /// its own.
   [[nodiscard]] Bytes sent(Operation operation) const;
   [[nodiscard]] Bytes sent() const;
 
@@ -172,15 +172,15 @@ class AtWork {
   Communicator* ranks_;
 };
 
-/// `single` is a group of this process alone; `mpi` one of the processes that mpirun or srun has
-/// started (`Error{not_supported}` where it cannot be had). The ranks of `threads` are made by
-/// ThreadGroup, and those of `tcp` by the next function.
+/// Makes for `single` a group of this process alone, for `mpi` one of the processes that mpirun or
+/// srun has started (`Error{not_supported}` where that cannot be). ThreadGroup makes the ranks of
+/// `threads`, and the next function those of `tcp`.
 [[nodiscard]] std::unique_ptr<Communicator> make_communicator(
     std::string_view backend, const CommunicatorOptions& options = {});
 
-/// Joins the processes that meet where `launch` says, over sockets of TCP. Blocks until all have
-/// come, or throws `Error{device_error}` that names who has not within `timeout_ms`. Anything else
-/// that is wrong is an Error on all ranks that have come.
+/// Joins the processes that meet where `launch` says, over TCP sockets. Blocks until all have come,
+/// or throws `Error{device_error}` naming the ranks missing after `timeout_ms`. Any other fault is
+/// an Error on all ranks that have come.
 [[nodiscard]] std::unique_ptr<Communicator> make_tcp_communicator(
     const LaunchEnvironment& launch, const CommunicatorOptions& options = {});
 

@@ -77,7 +77,7 @@ class DeviceCommunicator {
   [[nodiscard]] std::unique_ptr<DeviceCommunicator> subgroup(std::span<const Rank> members);
 
   void all_gather(DeviceSource shard, DeviceTarget all, Stream stream);
-  /// Addends and sum have one type: NCCL has no sum of 16-bit types in fp32.
+  /// Sums in the type of the addends: NCCL cannot sum 16-bit types in fp32.
   void reduce_scatter(DeviceSource all, DeviceTarget shard, DType dtype, Stream stream);
   void all_reduce(DeviceTarget data, DType dtype, Stream stream);
   void broadcast(DeviceTarget data, Rank root, Stream stream);
@@ -88,16 +88,16 @@ class DeviceCommunicator {
   void send(DeviceSource data, Rank to, Stream stream);
   void receive(DeviceTarget data, Rank from, Stream stream);
   void exchange(DeviceSource source, Rank to, DeviceTarget target, Rank from, Stream stream);
-  /// What is put on the stream later runs after every rank's stream has come to its barrier.
+  /// Delays later work of the stream until every rank's stream has come to its barrier.
   void barrier(Stream stream);
 
   /// Returns whether all that was started is over, in subgroups too. Whoever waits for a stream
-  /// calls it again and again: nobody else looks whether a rank has failed. Does not block.
+  /// calls it repeatedly: nothing else notices that a rank has failed. Does not block.
   [[nodiscard]] bool watch();
   /// Blocks until all that was started is over.
   void wait();
 
-  /// A subgroup counts its own.
+  /// Bytes sent in this group alone.
   [[nodiscard]] Bytes sent(Operation operation) const;
   [[nodiscard]] Bytes sent() const;
 

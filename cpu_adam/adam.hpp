@@ -67,7 +67,7 @@ struct UpdateScalars {
   std::uint64_t t;
 };
 
-/// `t` counts applied updates from 1. `gradient_scale`: inverse loss scale times clip factor.
+/// Scalars of applied update `t`, from 1. `gradient_scale`: inverse loss scale times clip factor.
 /// Throws `Error{invalid_argument}` naming the first value outside its range.
 [[nodiscard]] UpdateScalars make_scalars(const AdamOptions& options, std::uint64_t t,
                                          double gradient_scale);
@@ -117,7 +117,7 @@ struct Kernel {
 [[nodiscard]] std::span<const Kernel> kernels();
 /// Returns every instruction set of this build, whether or not this CPU has it, ascending.
 [[nodiscard]] std::span<const Isa> isas();
-/// Asks the CPU and the operating system.
+/// Whether CPU and operating system have it.
 [[nodiscard]] bool supported(Isa isa);
 [[nodiscard]] Isa best_isa();
 [[nodiscard]] std::string_view name_of(Isa isa);

@@ -21,8 +21,8 @@ struct ElementState {
   float v;
 };
 
-/// One step of Adam for one element. `gradient` is the landed gradient widened to fp32, not yet
-/// unscaled. Both bias corrections are in the constants (Kingma & Ba 2015, end of section 2):
+/// Applies one step of Adam to an element. `gradient` is the landed gradient widened to fp32, not
+/// yet unscaled. Both bias corrections are in the constants (Kingma & Ba 2015, end of section 2):
 ///   (lr / c1) m / (sqrt(v / c2) + eps) = (lr sqrt(c2) / c1) m / (sqrt(v) + eps sqrt(c2))
 template <DecayMode Mode>
 SPILLWAY_HOST_DEVICE inline ElementState update_element(const UpdateScalars& scalars,
@@ -37,7 +37,7 @@ SPILLWAY_HOST_DEVICE inline ElementState update_element(const UpdateScalars& sca
   return {.master = std::fma(-scalars.step_size, m / denominator, kept), .m = m, .v = v};
 }
 
-/// One step of any optimizer for one element.
+/// Applies one step of any optimizer to an element.
 ///   adagrad: v += g^2; p -= lr g / (sqrt(v) + eps)
 ///   lion:    p -= lr sign(b1 m + (1 - b1) g); m = b2 m + (1 - b2) g
 ///   sgd:     m = b1 m + g; p -= lr m

@@ -26,7 +26,7 @@ namespace spillway::cpu_adam {
 /// Parameters that share a scale of m and one of v in format int8.
 inline constexpr std::size_t kQuantizationBlock = 256;
 
-/// These are the bytes of the master (or of its remainder), and of m or v, of one parameter.
+/// Bytes of the master (or of its remainder), and of m or v, of one parameter.
 constexpr std::size_t master_size(StateFormat format) {
   return format == StateFormat::fp32 ? 4 : 2;
 }
@@ -58,8 +58,8 @@ struct StateLayout {
 
 [[nodiscard]] StateLayout make_layout(StateFormat format, std::size_t count);
 /// Returns where parameters [first, first + count) of a state lie, as offsets from the start of the
-/// whole. `first` is a multiple of `kQuantizationBlock`, unless nothing but masters is read. A part
-/// has no bytes of its own that `pack_state` would clear.
+/// whole. `first` is a multiple of `kQuantizationBlock`, unless only masters are read. A part has
+/// no bytes of its own that `pack_state` would clear.
 [[nodiscard]] StateLayout part_of(const StateLayout& whole, std::size_t first, std::size_t count);
 
 /// A tile's state in fp32, whatever its own type: [count] each. Outputs and inputs of conversions.
@@ -80,7 +80,7 @@ void pack_state(const StateLayout& layout, const ConstWideState& wide, std::byte
 /// Replaces the moments alone, likewise; `wide` has no master.
 void pack_moments(const StateLayout& layout, const ConstWideState& wide, std::byte* state);
 
-/// Inverse of `pack_state`: exact for the master; empty spans of `wide` are left out.
+/// Reverses `pack_state`, exactly for the master; leaves out empty spans of `wide`.
 void unpack_state(const StateLayout& layout, const std::byte* state, const void* parameters,
                   const WideState& wide);
 

@@ -5,9 +5,9 @@
 
 namespace spillway::cpu_adam {
 
-/// Returns bytes that one pass over a parameter must read and write: gradient in, master or
-/// remainder and moments in and out, 16-bit parameters out and, but for format fp32, in. With
-/// 16-bit gradients and parameters 28, 26, 18 and 14.06.
+/// Bytes that one pass over a parameter must read and write: gradient in, master or remainder and
+/// moments in and out, 16-bit parameters out and, but for format fp32, in. With 16-bit gradients
+/// and parameters 28, 26, 18 and 14.06.
 [[nodiscard]] double bytes_per_parameter(StateFormat format, DType gradient, DType parameter);
 
 /// Reads what `kernel` reads and writes what it writes, by whole vectors of its instruction set and

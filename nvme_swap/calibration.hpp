@@ -40,7 +40,7 @@ struct DriveTuning {
 [[nodiscard]] DriveTuning calibrate_drive(const CalibrationOptions& options);
 
 /// Returns `options` with a smaller file and less in flight where `free`, of the drive, or `memory`
-/// has no room for them. Throws `Error{does_not_fit}` that names what has none even for the least.
+/// has no room for them. Throws `Error{does_not_fit}` naming what has none even for the least.
 [[nodiscard]] CalibrationOptions made_to_fit(CalibrationOptions options, Bytes memory, Bytes free);
 
 /// Returns the share of tiles that each directory takes (`StoreOptions::weights`), by mixed rate.

@@ -32,7 +32,7 @@ class CommittedTiles {
 
   [[nodiscard]] const StoreLayout& layout() const;
   [[nodiscard]] const CommitHeader& commit() const;
-  /// Returns the number of commits made since the store was created.
+  /// Number of commits made since the store was created.
   [[nodiscard]] std::uint64_t generation() const;
   [[nodiscard]] std::uint32_t slots() const;
   /// Whether the commit names a version of `tile`.
@@ -44,8 +44,8 @@ class CommittedTiles {
   [[nodiscard]] TileRead read(TileIndex tile, std::span<std::byte> target) const;
   /// Goes to the commit that is the newest now.
   void take_newest();
-  /// Goes to the committed step `at`: the newest now, or the one before it, of which each tile that
-  /// is not whole counts as moved on. Throws `Error{corrupt_data}` if the store has neither.
+  /// Goes to the committed step `at`: the newest now, or the one before it, where each tile that is
+  /// not whole counts as moved on. Throws `Error{corrupt_data}` if the store has neither.
   void take(StepIndex at);
   /// Whether the store has committed since this object took its commit.
   [[nodiscard]] bool has_moved_on() const;

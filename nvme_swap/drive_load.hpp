@@ -30,7 +30,7 @@ class DriveFile {
 
   [[nodiscard]] int descriptor() const { return descriptor_; }
   [[nodiscard]] Bytes bytes() const { return Bytes{versions_.size() * kPageBytes}; }
-  /// Returns false where the filesystem has no O_DIRECT.
+  /// Whether the filesystem has O_DIRECT.
   [[nodiscard]] bool direct() const { return direct_; }
   /// Returns a path by which another process of this user can open the file while this one holds
   /// it.

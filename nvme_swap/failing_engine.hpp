@@ -47,12 +47,12 @@ class FailingEngine final : public IoEngine {
   FailingEngine(const FailingEngine&) = delete;
   FailingEngine& operator=(const FailingEngine&) = delete;
 
-  /// Operations are counted from the next one on.
+  /// Arms `fault`, counting operations from now on.
   void arm(const Fault& fault);
   void disarm();
-  /// Returns the number of operations taken since construction, of one kind or of all.
+  /// Number of operations taken since construction, of one kind or of all.
   [[nodiscard]] std::uint64_t taken(std::optional<IoOperation> operation = std::nullopt) const;
-  /// Returns the number of operations spoiled since construction.
+  /// Number of operations spoiled since construction.
   [[nodiscard]] std::uint64_t spoiled() const { return spoiled_; }
 
   [[nodiscard]] std::string_view name() const override;

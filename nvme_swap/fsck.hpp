@@ -42,12 +42,11 @@ using FsckProgress = std::function<void(Bytes done, Bytes total)>;
 /// Returns names of the stores that have their first file in `directory`, sorted.
 [[nodiscard]] std::vector<std::string> stores_in(const std::filesystem::path& directory);
 
-/// Whether an error says that this process may only read a file, which tells nothing of what the
-/// file has.
+/// Whether an error says that this process may only read a file, which says nothing of its content.
 [[nodiscard]] bool may_not_write(const Error& error);
 
 /// Checks a store; `options` are as for `TileStore::open`. Damage is reported, not thrown; throws
-/// `Error{busy}` if the store is in use, and what `may_not_write` knows if it cannot be locked.
+/// `Error{busy}` if the store is in use, and what `may_not_write` accepts if it cannot be locked.
 [[nodiscard]] FsckReport check_store(const StoreOptions& options, const FsckProgress& progress);
 
 /// Checks the newest commit alone, without a lock, while another process commits further ones.

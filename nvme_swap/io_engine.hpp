@@ -82,9 +82,9 @@ class IoEngine {
   virtual void wait() = 0;
 };
 
-/// `automatic` takes the first of uring, aio and posix that runs here, and logs why it falls back;
-/// for files without O_DIRECT it takes posix. Throws `Error{not_supported}` when a named engine
-/// cannot run here.
+/// Makes, for `automatic`, the first of uring, aio and posix that runs here, and logs why it falls
+/// back; posix for files without O_DIRECT. Throws `Error{not_supported}` when a named engine cannot
+/// run here.
 [[nodiscard]] std::unique_ptr<IoEngine> make_engine(EngineKind kind, const EngineOptions& options);
 /// Reads "auto", "uring", "aio" or "posix"; throws `Error{invalid_argument}` otherwise.
 [[nodiscard]] EngineKind parse_engine(std::string_view name);

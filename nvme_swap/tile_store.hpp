@@ -115,10 +115,9 @@ class TileStore final : public TicketSource {
   /// that another has not. Throws `Error{corrupt_data}` that names both steps if it has neither.
   [[nodiscard]] static std::unique_ptr<TileStore> open_at(const StoreOptions& options,
                                                           StepIndex at);
-  /// Returns, for whoever starts a run and has no record that it ever committed, what `create`
-  /// would find in `directories[0]`. Whoever has such a record calls `open`, which takes nothing
-  /// for a fresh start. Takes no lock, so that it also answers for a store in use. Throws
-  /// `Error{corrupt_data}` if the store cannot tell.
+  /// Returns what `create` would find in `directories[0]`, for a run without a record of a commit.
+  /// A run with such a record calls `open`, which takes nothing for a fresh start. Takes no lock,
+  /// and so also answers for a store in use. Throws `Error{corrupt_data}` if the store cannot tell.
   [[nodiscard]] static StoreContent content(const StoreOptions& options);
   /// Whether `content` is a committed store.
   [[nodiscard]] static bool has_commit(const StoreOptions& options) {
@@ -133,7 +132,7 @@ class TileStore final : public TicketSource {
   [[nodiscard]] const StoreLayout& layout() const;
   [[nodiscard]] std::string_view engine_name() const;
   [[nodiscard]] EngineAbilities engine_abilities() const;
-  /// Returns the last durable commit; empty before the first.
+  /// The last durable commit; empty before the first.
   [[nodiscard]] const std::optional<CommitHeader>& committed() const;
 
   /// Reads the newest version of `tile` into `target` (page aligned, the tile's size). The bytes

@@ -47,10 +47,10 @@ class Stream {
   virtual void upload(DeviceSpan<std::byte> target, std::span<const std::byte> source) = 0;
   virtual void download(std::span<std::byte> target, DeviceSpan<const std::byte> source) = 0;
   /// Runs `task` in stream order. On the host backend it runs on the stream's worker; on CUDA it
-  /// runs at once on the caller and the kernels that it launches are what is ordered.
+  /// runs at once on the caller, and the kernels that it launches are ordered.
   virtual void submit(InlineTask task) = 0;
   virtual void record(Event& event) = 0;
-  /// Later work of this stream starts after `event`'s last recording is done.
+  /// Delays later work of this stream until `event`'s last recording is done.
   virtual void wait(Event& event) = 0;
   /// Blocks until the stream is empty; throws the first failure of its work. Not on the step path.
   virtual void synchronize() = 0;
@@ -86,7 +86,7 @@ class SharedDevice {
   virtual void bind_thread() = 0;
   /// Throws `Error{invalid_argument}` unless `memory` is this device's, whoever has allocated it.
   virtual void check_memory(DeviceSpan<const std::byte> memory) = 0;
-  /// Records `event` behind `work`, which is not none. Does not block. No two calls record the same
+  /// Records `event` behind `work`, never `none`. Does not block. No two calls record the same
   /// event at once. Throws `Error{not_supported}` for a stream that is captured into a graph.
   virtual void record_behind(const ForeignWork& work, Event& event) = 0;
 };

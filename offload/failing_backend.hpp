@@ -28,9 +28,9 @@ class FailingBackend final : public DeviceBackend {
  public:
   explicit FailingBackend(std::unique_ptr<DeviceBackend> inner) : inner_(std::move(inner)) {}
 
-  /// The `nth` operation of `kind` from now on, counted from 1, fails once; 0 means none.
+  /// Makes the `nth` operation of `kind` from now on, counted from 1, fail once; 0: none.
   void fail(FaultKind kind, std::uint64_t nth);
-  /// Returns the number of operations of `kind` asked for so far, failed ones included.
+  /// Number of operations of `kind` asked for so far, failed ones included.
   [[nodiscard]] std::uint64_t operations(FaultKind kind) const { return of(kind).seen; }
 
   [[nodiscard]] std::string_view name() const override { return inner_->name(); }

@@ -63,7 +63,7 @@ using PinnedMemory = Memory<MemoryKind::pinned>;
 /// fork copies it at once. Throws `Error{out_of_memory}` if the system refuses.
 void show_to_children(const PinnedMemory& memory);
 
-/// Gives `owner` memory of `size`; none where that is nothing.
+/// Gives `owner` memory of `size`; none where that is 0.
 template <MemoryKind kind>
 void allocate(Memory<kind>& owner, DeviceBackend& backend, Bytes size) {
   if (size > Bytes{}) owner = Memory<kind>(backend, size);

@@ -38,9 +38,9 @@ class [[nodiscard]] StagingLease {
   ~StagingLease() { release(); }
 
   explicit operator bool() const { return pool_ != nullptr; }
-  /// Returns the pool's `slot_bytes`, page-aligned. Only of a lease that holds a buffer.
+  /// The buffer's `slot_bytes`, page-aligned. Only of a lease that holds a buffer.
   [[nodiscard]] std::span<std::byte> bytes() const;
-  /// Returns the number of this buffer in the pool, for I/O engines that register them.
+  /// Number of this buffer in the pool, for I/O engines that register them.
   [[nodiscard]] std::uint32_t slot() const { return slot_; }
   /// Gives the buffer back now.
   void release() noexcept;
@@ -74,8 +74,8 @@ class StagingPool {
   StagingPool(const StagingPool&) = delete;
   StagingPool& operator=(const StagingPool&) = delete;
 
-  /// Returns the pinned memory that a pool of these options takes: every buffer starts on a page,
-  /// and the last one is not padded.
+  /// Bytes of pinned memory that a pool of these options takes: every buffer starts on a page, and
+  /// the last one is not padded.
   [[nodiscard]] static Bytes storage_bytes(const StagingPoolOptions& options);
 
   /// Lends a buffer, or nothing when all are out. The buffer given back last comes first: it is
@@ -83,7 +83,7 @@ class StagingPool {
   [[nodiscard]] std::optional<StagingLease> try_lease();
 
   [[nodiscard]] StagingPoolUsage usage() const;
-  /// Returns all buffers, `slot_stride()` apart, for I/O engines that register them.
+  /// All buffers, `slot_stride()` apart, for I/O engines that register them.
   [[nodiscard]] std::span<std::byte> storage() const { return storage_.host(); }
   [[nodiscard]] Bytes slot_stride() const;
   [[nodiscard]] Bytes slot_bytes() const { return options_.slot_bytes; }

@@ -22,9 +22,9 @@ inline constexpr Baseline kBaselines[] = {Baseline::each_to_all, Baseline::maste
 /// Returns bytes of scratch memory that `all_reduce` needs for `bytes` bytes of data.
 [[nodiscard]] std::size_t scratch_bytes(Baseline baseline, std::size_t bytes, std::uint32_t ranks);
 
-/// `data` of every rank becomes the sum of all of them. The sums of `each_to_all` and `master` have
-/// the bits of Communicator::all_reduce. A ring cannot: it adds each part in another order of
-/// ranks, and rounds it at every rank. Its bits are the same on every rank all the same.
+/// Sums `data` over all ranks, in place. The sums of `each_to_all` and `master` have the bits of
+/// Communicator::all_reduce. Those of a ring differ: it adds each part in another order of ranks,
+/// and rounds it at every rank. Even so all ranks get the same bits.
 void all_reduce(Baseline baseline, Communicator& communicator, std::span<std::byte> data,
                 std::span<std::byte> scratch, DType dtype);
 

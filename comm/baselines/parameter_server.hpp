@@ -26,8 +26,8 @@ inline constexpr ServerMode kServerModes[] = {ServerMode::synchronous, ServerMod
                                               ServerMode::geo};
 
 [[nodiscard]] std::string_view name_of(ServerMode mode);
-/// Returns whether a training is another one than that of one process with all of the data, and its
-/// bits differ from run to run: the order in which pushes come decides.
+/// Whether training differs from that of one process with all of the data, and in its bits from run
+/// to run: the order in which pushes come decides.
 [[nodiscard]] bool is_other_mathematics(ServerMode mode);
 
 /// The same on every rank; the constructors detect a difference.
@@ -61,15 +61,15 @@ class ParameterServer {
   using Update =
       std::function<void(std::span<float> values, std::span<const float> pushed, const Push& push)>;
 
-  /// Rank 0 of two or more makes it while the others make their ParameterWorker.
-  /// `Error{invalid_argument}` names options that cannot be, or the rank whose options differ.
+  /// Joins, as rank 0 of two or more, the others, which make a ParameterWorker each. Throws
+  /// `Error{invalid_argument}` naming invalid options, or the rank whose options differ.
   ParameterServer(Communicator& communicator, const ServerOptions& options,
                   std::span<const float> values);
 
-  /// Begins a session in which every worker pushes so many times; every rank does, once the session
-  /// before it is over. All workers have the values then.
+  /// Begins a session in which every worker pushes `pushes` times. Every rank calls it once the one
+  /// before is over. All workers then have the values.
   void begin(std::uint32_t pushes);
-  /// Returns once all pushes of the session are applied: one `update` for each, or for their sum.
+  /// Applies all pushes of the session: one `update` for each, or for their sum.
   void serve(const Update& update);
 
   [[nodiscard]] std::span<const float> values() const { return values_; }
@@ -90,7 +90,7 @@ class ParameterServer {
   std::uint32_t rounds_ = 0;
 };
 
-/// The `update` of geo: adds what is pushed.
+/// Adds what is pushed: the `update` of geo.
 void add_pushed(std::span<float> values, std::span<const float> pushed, const Push& push);
 
 class ParameterWorker {

@@ -12,17 +12,17 @@ namespace spillway::comm {
 /// its worker has pulled. Workers are numbered from 0.
 class Staleness {
  public:
-  /// `bound` is at least `workers` - 1: when all have pulled the same, one of them is the last.
+  /// Takes a `bound` of at least `workers` - 1: when all have pulled the same, one is the last.
   Staleness(std::size_t workers, std::uint32_t bound);
 
-  /// All workers have pulled the newest values, and will push so many times each.
+  /// Begins with the newest values at all workers, which push `pushes` times each.
   void begin(std::uint32_t pushes);
 
   [[nodiscard]] bool is_over() const { return left_of_all_ == 0; }
-  /// Returns how many times the worker will push from now on.
+  /// Number of pushes that the worker has left.
   [[nodiscard]] std::uint32_t left(std::size_t worker) const { return workers_[worker].left; }
-  /// Returns whether, after a push of this worker, all others that will push can still do so in
-  /// time, the one that has pulled first before the others. Some worker always may.
+  /// Whether, after a push of this worker, all others that will push can still do so in time, in
+  /// the order in which they have pulled. Some worker always may.
   [[nodiscard]] bool may_push(std::size_t worker) const;
   /// Records a push of the worker, which then pulls, and returns the staleness of the push.
   std::uint32_t push(std::size_t worker);

@@ -29,8 +29,7 @@ void check_call(const Call& call, Rank rank, std::uint32_t ranks);
 /// Returns whether only the ranks that a call names take part in it.
 [[nodiscard]] bool is_between_two(Operation operation);
 
-/// Returns the size of the call's buffer of all ranks, whether or not this rank has one. Ranks
-/// agree on it.
+/// Size of the call's buffer of all ranks, whether or not this rank has one. Ranks agree on it.
 [[nodiscard]] std::size_t bytes_of_all(const Call& call, std::uint32_t ranks);
 
 /// Bytes that a rank sends, by the formulas of `Communicator::sent`.

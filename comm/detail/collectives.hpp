@@ -28,8 +28,8 @@ class Collectives {
 
   [[nodiscard]] const Members& members() const { return members_; }
 
-  /// Returns when the buffers of `call` may be used again. Throws what Communicator promises; the
-  /// transport is of no more use then.
+  /// Runs `call` until its buffers may be used again. Throws what Communicator promises; the
+  /// transport is then of no more use.
   void run(const Call& call);
 
  private:
@@ -43,7 +43,7 @@ class Collectives {
   void broadcast(Target data, Rank root);
   void gather(Source shard, Target all, const Parts& parts, Rank root);
   void scatter(Source all, Target shard, const Parts& parts, Rank root);
-  /// Returns once one of these has started to send, and which; of several the first.
+  /// Waits until one of these has started to send, and returns it; of several the first.
   [[nodiscard]] Rank first_to_send(std::span<const Rank> any_of);
   void exchange(const Call& call);
 

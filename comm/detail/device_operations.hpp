@@ -75,7 +75,7 @@ class DeviceOperations {
   [[nodiscard]] Ticket exchange_records(Started& started);
   /// Waits for the records of the other ranks and throws if they do not fit.
   void agree(Started& started) const;
-  /// Looks at what has been started, in order, until something is not over.
+  /// Checks what was started, in order, up to the first that is not over.
   void advance();
   void check_health();
   /// Throws what keeps the oldest operation from its end.

@@ -24,7 +24,7 @@ struct DeviceRecord {
   Kind kind = Kind::started;
 };
 
-/// Returns what a rank says of `call`, collective `number` or, between two ranks, number 0.
+/// Returns a rank's record of `call`, collective `number` or, between two ranks, number 0.
 [[nodiscard]] DeviceRecord make_record(const Call& call, std::uint64_t number,
                                        const Members& members);
 
@@ -33,10 +33,10 @@ struct DeviceRecord {
 /// the others wait for.
 void compare(std::span<const DeviceRecord> records, const Members& members);
 
-/// As `compare`, of `call` between two ranks and what its other end, or that which sends, says.
+/// Throws `Error{invalid_argument}` unless `theirs`, of the other end of `call`, fits it.
 void compare_transfer(const Call& call, const Members& members, const DeviceRecord& theirs);
 
-/// Returns "all_reduce (collective 3, 1024 bytes)", and of which subgroup it is, if of one.
+/// Returns "all_reduce (collective 3, 1024 bytes)", with the subgroup if it is of one.
 [[nodiscard]] std::string description(const Header& header);
 
 }  // namespace spillway::comm::detail

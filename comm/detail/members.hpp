@@ -24,7 +24,7 @@ class Members {
   [[nodiscard]] Rank rank() const { return rank_; }
   [[nodiscard]] std::uint32_t ranks() const { return static_cast<std::uint32_t>(in_job_.size()); }
   [[nodiscard]] Rank in_job(Rank rank) const { return in_job_[rank.value()]; }
-  /// Differs between groups, with a probability of 1 - 2^-32. 0 for the group of all ranks.
+  /// Tag that differs between groups with a probability of 1 - 2^-32. 0: all ranks.
   [[nodiscard]] std::uint32_t tag() const { return tag_; }
 
  private:

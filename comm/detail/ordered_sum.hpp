@@ -9,9 +9,8 @@
 
 namespace spillway::comm::detail {
 
-/// `result` becomes the sum of `addends`, which are in the order of ranks and have as many elements
-/// as it has. With equal types it may be one of them: an element is written after the last of its
-/// addends is read.
+/// Sets `result` to the sum of `addends`, which are in the order of ranks and as long as it. With
+/// equal types it may be one of them: an element is written after its last addend is read.
 void ordered_sum(std::span<const std::byte* const> addends, std::span<std::byte> result,
                  SumTypes types);
 

@@ -31,7 +31,7 @@ class Transport;
 /// and from the first that fails on all of them fail with its error.
 class Progress final : public TicketSource {
  public:
-  /// Returns once the transport is made; throws what `make` throws.
+  /// Waits until the transport is made; throws what `make` throws.
   Progress(const Communicator::MakeTransport& make, const CommunicatorOptions& options);
   /// Runs what is queued.
   ~Progress();
@@ -48,10 +48,10 @@ class Progress final : public TicketSource {
   /// Waits for a free entry if all are taken. Allocates nothing.
   Ticket submit(Collectives& group, const Call& call);
   void wake_with(WakeSignal* wake);
-  /// Until as many calls have taken it back the other ranks hear that this one is at work.
+  /// Lets the other ranks hear that this one is at work, until the matching `end_work`.
   void begin_work();
   void end_work();
-  /// Returns when the others have been told.
+  /// Waits until the others have been told.
   void abandon(std::string_view reason) noexcept;
 
   [[nodiscard]] bool ready(std::uint32_t number) override;

@@ -27,27 +27,27 @@ class Transfers {
   [[nodiscard]] std::uint32_t ranks() const { return transport_.ranks(); }
   [[nodiscard]] std::chrono::milliseconds timeout() const { return timeout_; }
 
-  // Nothing is transferred for an empty span.
+  // Transfers nothing for an empty span.
   void send(Rank to, Source data);
   void receive(Rank from, Target data);
-  /// Returns how many were ever started.
+  /// Number of transfers ever started.
   [[nodiscard]] std::uint64_t started() const { return started_; }
-  /// Returns once the first `count` are over; or the other rank of the first that is not after the
-  /// timeout. Throws when it is stopped.
+  /// Waits until the first `count` are over; after the timeout returns the other rank of the first
+  /// that is not. Throws when stopped.
   [[nodiscard]] std::optional<Rank> wait(std::uint64_t count);
-  /// Returns which of `from` has started a send that this rank does not receive yet, of several the
-  /// first of the list; nothing after the timeout. Throws as `wait` does.
+  /// Waits until a rank of `from` has started a send that this one does not receive yet, and
+  /// returns it, of several the first; nothing after the timeout. Throws as `wait` does.
   [[nodiscard]] std::optional<Rank> wait_for_any(std::span<const Rank> from);
   void stop() { stopped_.store(true, std::memory_order_relaxed); }
 
  private:
   void check_going_on() const;
-  /// The wait that has begun then has lasted too long, though nobody has said that he is at work.
+  /// Whether the timeout has passed since `begin` and since a rank last said that it is at work.
   [[nodiscard]] bool is_over(std::chrono::steady_clock::time_point begin) const;
   Transport& transport_;
   /// Logs once in a while which rank this one waits for; null: any of several.
   void tell_waiting(std::chrono::steady_clock::time_point begin, const Rank* whom);
-  /// A wait of this length is nothing new.
+  /// Raises `silence_` to twice this wait, within kLongestSilence.
   void note_wait(std::chrono::steady_clock::time_point begin);
 
   const std::chrono::milliseconds timeout_;

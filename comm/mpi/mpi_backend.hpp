@@ -14,7 +14,7 @@ namespace spillway::comm::detail {
 /// then a process has one such transport in its life.
 ///
 /// MPI's own start waits for every process of the launcher, has no limit and cannot be ended. It is
-/// told after 10 s, and after `limit` this process says so and exits.
+/// logged after 10 s, and after `limit` this process says so and exits.
 [[nodiscard]] std::unique_ptr<Transport> make_mpi_transport(std::chrono::milliseconds limit);
 
 }  // namespace spillway::comm::detail

@@ -13,10 +13,10 @@ namespace spillway::comm::detail {
 inline constexpr int kOldestNccl = 21801;
 
 /// Returns why a libnccl.so.2 is not used; nothing if it is. Every version 2 has this name,
-/// whatever CUDA it was built for. `version`: what it tells; none: it does not.
+/// whatever CUDA it was built for. `version`: what it reports, if it does.
 [[nodiscard]] std::string reason_against_nccl(const std::string& path, std::optional<int> version);
 
-/// `GetVersion`: the type of ncclGetVersion, whose result is an enumeration of NCCL's header.
+/// Asks the library. `GetVersion`: type of ncclGetVersion, whose result is NCCL's own enum.
 template <class GetVersion>
 [[nodiscard]] std::string reason_against_nccl(const LibraryCandidate& library) {
   auto* const version_of = library.function<GetVersion>("ncclGetVersion");

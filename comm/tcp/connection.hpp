@@ -37,7 +37,7 @@ class Connection {
   [[nodiscard]] bool has_arrival();
   [[nodiscard]] int socket() const { return socket_.get(); }
   [[nodiscard]] bool is_closed() const { return closed_; }
-  /// Returns the errno by which a closed connection has failed; 0: the other end has closed it.
+  /// Errno with which a closed connection has failed; 0: the other end has closed it.
   [[nodiscard]] int error() const { return error_; }
 
  private:

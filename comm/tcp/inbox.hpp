@@ -19,7 +19,7 @@ class Inbox {
 
   [[nodiscard]] const FileDescriptor& socket() const { return socket_; }
   [[nodiscard]] bool is_open() const { return socket_.is_open(); }
-  /// The other rank has said that it is done: nothing more comes.
+  /// Whether the other rank has said that it is done.
   [[nodiscard]] bool has_left() const { return left_; }
   /// Whether notices may still arrive.
   [[nodiscard]] bool is_watched() const { return is_open() && !left_; }

@@ -20,17 +20,16 @@ class JobKey {
  public:
   /// Makes the file if this is rank 0 and needs it. Throws `Error{invalid_argument}` for a secret
   /// that is too short, `Error{busy}` while ranks of another start meet by that file, and
-  /// `Error{not_supported}` where there is none, the ranks are on several machines and nobody has
-  /// said that their network is to be trusted.
+  /// `Error{not_supported}` where there is none, the ranks are on several machines and their
+  /// network is not declared trusted.
   explicit JobKey(const LaunchEnvironment& launch);
   JobKey(const JobKey&) = delete;
   JobKey& operator=(const JobKey&) = delete;
   ~JobKey();
 
   [[nodiscard]] KeySource source() const { return source_; }
-  /// Returns the key; another rank's than 0, which may call this once rank 0 has answered, reads
-  /// the file at the first call. Throws `Error{invalid_argument}` if it is not there, and says what
-  /// to do.
+  /// Returns the key. Ranks other than 0 may call this once rank 0 has answered; their first call
+  /// reads the file. Throws `Error{invalid_argument}` with a remedy if that is missing.
   [[nodiscard]] const Key& get();
 
  private:

@@ -10,16 +10,16 @@ namespace spillway::comm::detail {
 /// Whether all ranks are on the machine of rank 0, as far as the launcher or its host's name says.
 [[nodiscard]] bool is_on_one_machine(const LaunchEnvironment& launch);
 
-/// Rank 0: takes connections at the launcher's port of its host.
+/// Listens, as rank 0, at the launcher's port of its host.
 [[nodiscard]] FileDescriptor listen_as_first(const LaunchEnvironment& launch);
-/// Another rank: takes connections at a free port of the address by which it has reached rank 0
-/// over `first`.
+/// Listens, as another rank, at a free port of the address by which it has reached rank 0 over
+/// `first`.
 [[nodiscard]] FileDescriptor listen_beside(const LaunchEnvironment& launch,
                                            const FileDescriptor& first);
 
-/// Lets this process have as many open files as the system allows it. Throws
-/// `Error{not_supported}` if they are too few for the connections of `ranks`, and says for how many
-/// they are enough.
+/// Raises this process's limit of open files to what the system allows. Throws
+/// `Error{not_supported}` if it is too low for the connections of `ranks`, naming how many it
+/// suffices for.
 void raise_open_files(std::uint32_t ranks);
 
 }  // namespace spillway::comm::detail

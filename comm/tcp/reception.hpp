@@ -24,7 +24,7 @@ struct Guest {
 
 class Reception {
  public:
-  /// `own` is what this rank would say. Keeps a reference to `key`.
+  /// Keeps a reference to `key`. `own`: what this rank would say.
   Reception(const Hello& own, FileDescriptor listener, JobKey& key);
 
   [[nodiscard]] std::uint16_t port() const { return port_of(listener_); }
@@ -35,7 +35,7 @@ class Reception {
 
   /// Sends a rank away that was admitted, with the reason.
   void refuse(const FileDescriptor& socket, const std::string& reason);
-  /// Returns why the last one was sent away who said that it was a rank; empty: nobody was.
+  /// Reason why the last caller that claimed to be a rank was sent away; empty: none was.
   [[nodiscard]] const std::string& last_refusal() const { return last_refusal_; }
 
   /// Answers every rank that comes until `end` with `notice`.
@@ -52,12 +52,12 @@ class Reception {
   };
 
   void accept();
-  /// Takes the socket from a visit that is over: that of a rank, which is in `admitted_` then, or
-  /// that of a stranger.
+  /// Reads what the visit has sent. Takes the socket from one that is over; that of a rank goes to
+  /// `admitted_`.
   void listen_to(Visit& visit);
   void hear_hello(Visit& visit);
   void hear_proof(Visit& visit);
-  /// Sends everybody away with the answer, if there is one.
+  /// Sends the visit away with the answer, if there is one.
   [[nodiscard]] bool answers(Visit& visit);
   /// Acts on the verdict, and returns whether the visit goes on.
   [[nodiscard]] bool goes_on(Visit& visit, const Verdict& verdict);

@@ -22,9 +22,9 @@ struct Peer {
   Inbox notices;
 };
 
-/// Returns this rank's peers by rank; its own place is empty. Throws `Error`, which names the ranks
-/// that have not come within `limit`, and on every rank that has come why one cannot go on. A rank
-/// that cannot be one of this job is told so, and does not end it.
+/// Returns this rank's peers by rank; its own place is empty. Throws `Error` naming the ranks that
+/// have not come within `limit`, or, on every rank that has come, why one cannot go on. A rank that
+/// cannot be one of this job is told so, and does not end it.
 [[nodiscard]] std::vector<Peer> meet(const LaunchEnvironment& launch,
                                      std::chrono::milliseconds limit);
 

@@ -37,9 +37,9 @@ using Deadline = std::chrono::steady_clock::time_point;
     const std::function<void()>& between = [] {});
 /// Returns the numeric address of the other end, or nothing if that is on this machine.
 [[nodiscard]] std::string other_end(const FileDescriptor& socket);
-/// Returns that of this end, or nothing if it is loopback's.
+/// Returns likewise this end's, or nothing if it is loopback's.
 [[nodiscard]] std::string this_end(const FileDescriptor& socket);
-/// Whether all addresses of that name are loopback's; false if it has none.
+/// Whether all addresses of `host` are loopback's; false if it has none.
 [[nodiscard]] bool is_loopback(const std::string& host);
 
 enum class Transfer : std::uint8_t { some, none_now, closed };
@@ -57,7 +57,7 @@ struct Moved {
 /// is the first of its socket and small.
 bool send_small(const FileDescriptor& socket, std::span<const std::byte> source) noexcept;
 
-/// Returns how many bytes that were sent the other end's system has not taken yet.
+/// Number of bytes sent that the other end's system has not taken yet.
 [[nodiscard]] std::size_t unsent(const FileDescriptor& socket);
 
 /// Outcome of a transfer of many system calls.
@@ -67,8 +67,8 @@ struct Ending {
 
   explicit operator bool() const { return kind == Kind::done; }
 };
-/// These are late if it was not over at `end`. Every tenth of a second of waiting `meanwhile` may
-/// learn that it is in vain, and throw.
+/// These end with `late` at `end`. Every tenth of a second of waiting they call `meanwhile`, which
+/// throws if it is in vain.
 [[nodiscard]] Ending send_all(
     const FileDescriptor& socket, std::span<const std::byte> source, Deadline end,
     const std::function<void()>& meanwhile = [] {});

@@ -68,7 +68,7 @@ class TcpTransport final : public Transport {
   bool abandoned_ = false;
 };
 
-/// Makes a transport among the processes that `launch` tells of. They have `limit` to come.
+/// Makes a transport among the processes that `launch` names. They have `limit` to come.
 [[nodiscard]] std::unique_ptr<Transport> make_tcp_transport(const LaunchEnvironment& launch,
                                                             std::chrono::milliseconds limit);
 

@@ -26,21 +26,22 @@ struct RangeTypes {
 /// Bounds the groups of one range in format int8; other formats may have any number.
 inline constexpr std::size_t kMaxQuantizedGroups = 8;
 
-/// cpu_adam::update on the device. The prefetch distance is not used. `groups` may go when the call
-/// returns. Throws `Error{invalid_argument}` for types that do not go together, an array that is
-/// not aligned to its element, and too many groups.
+/// Runs cpu_adam::update on the device. Ignores the prefetch distance. `groups` may go when the
+/// call returns. Throws `Error{invalid_argument}` for types that do not go together, an array that
+/// is not aligned to its element, and too many groups.
 void update(const RangeTypes& types, std::span<const ParameterGroup> groups,
             const UpdateRange& range, void* stream);
 
-/// cpu_adam::sum_squares on the device. leaves: [ceil(count / kLeafParameters)].
+/// Runs cpu_adam::sum_squares on the device. leaves: [ceil(count / kLeafParameters)].
 void sum_squares(DType dtype, const void* gradient, std::size_t count, double* leaves,
                  void* stream);
 
-/// cpu_adam::accumulate on the device. source: [count] of `dtype`; target: [count].
+/// Runs cpu_adam::accumulate on the device. source: [count] of `dtype`; target: [count].
 void accumulate(DType dtype, const void* source, float* target, std::size_t count, bool first,
                 void* stream);
 
-/// cpu_adam::round_gradient on the device. target: [count] of `dtype`; overlaps `source` nowhere.
+/// Runs cpu_adam::round_gradient on the device. target: [count] of `dtype`; overlaps `source`
+/// nowhere.
 void round_gradient(DType dtype, const float* source, void* target, std::size_t count,
                     void* stream);
 

@@ -12,8 +12,8 @@ namespace spillway::cpu_adam::detail {
 
 class Arena {
  public:
-  /// The thread that enters counts as one of the first node's. oneTBB's limit on threads of the
-  /// process is raised for the life of the arena if it is lower.
+  /// Treats the thread that enters as one of the first node's. Raises oneTBB's limit on threads of
+  /// the process, if that is lower, for the life of the arena.
   explicit Arena(std::vector<WorkerNode> nodes);
   ~Arena();
   Arena(const Arena&) = delete;

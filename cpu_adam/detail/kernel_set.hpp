@@ -64,7 +64,7 @@ inline UpdateRange slice(const FormatRow& row, DType gradient, const UpdateRange
 /// `key` rounds format bf16; the whole range has the same upper half of the index.
 using KeyedUpdate = void (*)(const UpdateScalars&, RoundingKey key, const UpdateRange&);
 
-/// Public form of a keyed update.
+/// Calls `Update` once per key.
 template <FormatRow Row, DType Gradient, KeyedUpdate Update>
 void update_by_key(const UpdateScalars& scalars, const UpdateRange& range) {
   if constexpr (Row.format == StateFormat::int8) {

@@ -12,14 +12,14 @@ namespace spillway::nvme_swap::detail {
 
 class ClosingReason {
  public:
-  /// `call` of `engine` has failed with `error`. Not by fmt, whose functions may throw.
+  /// Notes that `call` of `engine` failed with `error`; without fmt, which may throw.
   void set(const char* engine, const char* call, int error) {
     const int written =
         std::snprintf(text_.data(), text_.size(), "%s was closed, since %s failed: %s (errno %d)",
                       engine, call, std::strerror(error), error);
     length_ = std::min(static_cast<std::size_t>(written), text_.size() - 1);
   }
-  /// Returns an empty text while the engine has not closed.
+  /// Empty while the engine has not closed.
   [[nodiscard]] std::string_view text() const { return {text_.data(), length_}; }
 
  private:

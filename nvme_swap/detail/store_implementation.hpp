@@ -25,7 +25,7 @@ class TileStore::Implementation {
   Implementation& operator=(const Implementation&) = delete;
   ~Implementation();
 
-  /// See TileStore::open and open_at.
+  /// Opens as TileStore::open or open_at.
   [[nodiscard]] static std::unique_ptr<Implementation> open(const StoreOptions& options,
                                                             std::optional<StepIndex> at);
 
@@ -48,7 +48,7 @@ class TileStore::Implementation {
   [[nodiscard]] std::string_view engine_name() const { return engine_->name(); }
   [[nodiscard]] EngineAbilities engine_abilities() const { return engine_->abilities(); }
 
-  /// These return the ticket's slot.
+  /// Return the ticket's slot.
   [[nodiscard]] std::uint32_t read(TileIndex tile, std::span<std::byte> target);
   [[nodiscard]] std::uint32_t write(TileIndex tile, std::span<const std::byte> source,
                                     std::uint64_t checksum);

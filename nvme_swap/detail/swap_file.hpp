@@ -45,9 +45,9 @@ class SwapFile {
 
   [[nodiscard]] const std::filesystem::path& path() const { return path_; }
   [[nodiscard]] int descriptor() const { return descriptor_; }
-  /// Whether it was there before.
+  /// Whether the file existed before.
   [[nodiscard]] bool adopted() const { return adopted_; }
-  /// Sets what is set at first for a file that this process created or truncated.
+  /// Sets whether closing removes the file, as at first one made or emptied here.
   void set_remove_on_close(bool remove) { remove_on_close_ = remove; }
   [[nodiscard]] std::uint64_t size() const;
   /// Throws `Error{corrupt_data}` unless the path leads to this file and it has `bytes` or more.

@@ -8,8 +8,8 @@
 
 namespace spillway::nvme_swap::detail {
 
-/// Reads and writes share `gigabytes_per_second` (10^9), as on a real drive; flushes cost nothing.
-/// Results are held back until the disk would have delivered them.
+/// Makes reads and writes share `gigabytes_per_second` (10^9), as on a real drive; flushes cost
+/// nothing. Holds results back until the disk would have delivered.
 [[nodiscard]] std::unique_ptr<IoEngine> make_throttled_engine(std::unique_ptr<IoEngine> inner,
                                                               const EngineOptions& options,
                                                               double gigabytes_per_second);

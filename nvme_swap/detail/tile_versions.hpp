@@ -20,9 +20,9 @@ class TileVersions {
   /// Makes the slots of a recovered record both committed and newest.
   void recover(std::span<const TileRecord> records);
 
-  /// Returns the slot, or `kNoSlot` if the tile has no finished version.
+  /// Slot of the newest version; `kNoSlot` if the tile has none finished.
   [[nodiscard]] std::uint32_t newest(TileIndex tile) const { return state(tile).newest; }
-  /// Returns that of the newest version.
+  /// Checksum of the newest version.
   [[nodiscard]] std::uint64_t checksum(TileIndex tile) const;
 
   /// Returns the slot that a write takes now, by the rule in tile_store.hpp; nothing if it must
@@ -42,7 +42,7 @@ class TileVersions {
   void end_read(TileIndex tile, std::uint32_t slot) { --readers_[index(tile, slot)]; }
   [[nodiscard]] bool read_pending(TileIndex tile) const;
 
-  /// Returns a tile whose last write failed, if there is one.
+  /// A tile whose last write failed, if there is one.
   [[nodiscard]] std::optional<TileIndex> failed_tile() const;
   void discard(TileIndex tile);
 

@@ -18,7 +18,7 @@ namespace spillway::nvme_swap::detail {
 /// A submission entry holds 32 bits of length; what is longer comes back short and is continued.
 inline constexpr std::size_t kMaxTransfer = std::size_t{1} << 30;
 
-/// Returns what lets a refused call of io_uring pass, in words that follow the error.
+/// Returns the remedy for a refused call of io_uring, in words that follow the error.
 inline std::string_view remedy_for(int error_number) {
   if (error_number == EPERM || error_number == EACCES) {
     return " (kernel.io_uring_disabled or a seccomp filter forbids it)";
@@ -49,7 +49,7 @@ class RegisteredBuffers {
 
   [[nodiscard]] bool empty() const { return chunks_.empty(); }
 
-  /// The chunk that holds all of a request's memory; nothing if none does.
+  /// Finds the chunk with all of a request's memory; nothing if none has it.
   [[nodiscard]] std::optional<int> find(const std::byte* data, std::size_t length) const {
     const auto after = std::upper_bound(
         chunks_.begin(), chunks_.end(), data,

@@ -17,12 +17,12 @@ struct PageRequest {
   std::uint32_t number = 0;  ///< of the buffers of one owner, in any order
 };
 
-/// Maps as many pages as `size` needs and no more, in huge pages where the kernel grants them.
-/// Large buffers whose numbers differ modulo 8 are staggered (runtime/base/stagger.hpp), with room
-/// between them for what is staggered inside each. Locking is left to the caller's limits:
-/// RLIMIT_MEMLOCK is 8 MiB by default. A child made by fork() does not have the pages, which would
-/// be copied at once where a driver or io_uring has pinned them. Returns null, with errno set, when
-/// the system refuses.
+/// Maps just the pages that `size` needs, in huge pages where the kernel grants them. Large buffers
+/// whose numbers differ modulo 8 are staggered (runtime/base/stagger.hpp), with room between them
+/// for what is staggered inside each. Locking is left to the caller's limits: RLIMIT_MEMLOCK is 8
+/// MiB by default. A child made by fork() does not have the pages, which would be copied at once
+/// where a driver or io_uring has pinned them. Returns null, with errno set, when the system
+/// refuses.
 [[nodiscard]] std::byte* map_pages(const PageRequest& request) noexcept;
 /// Lets later children have such pages. Returns false, with errno set, when the system refuses.
 [[nodiscard]] bool show_to_children(std::byte* address, std::size_t size) noexcept;

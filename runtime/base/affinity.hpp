@@ -24,8 +24,8 @@ struct CoreShare {
 /// Shares out the usable cores of `machine` among ranks, of which the k-th has a GPU near the nodes
 /// `near[k]`; none: it has no GPU, or its place is unknown. A rank is at home at the node of its
 /// GPU; ranks without are spread over the nodes in order. Ranks of one node split its cores. A node
-/// that nobody is at home at is split by the ranks of its package, else by all: its memory is as
-/// fast as the others'.
+/// that is home to no rank is split by the ranks of its package, else by all: its memory is as fast
+/// as the others'.
 [[nodiscard]] std::vector<CoreShare> share_cores(const Topology& machine,
                                                  std::span<const std::vector<NodeIndex>> near);
 
@@ -36,9 +36,9 @@ struct Drive {
   std::vector<std::string> devices;  ///< by name as in `IoDevice`; all that the disk is made of
 };
 
-/// Returns `directory`, or the nearest one above it that is there.
+/// Returns `directory`, or the nearest one above it that exists.
 [[nodiscard]] std::filesystem::path nearest_existing(std::filesystem::path directory);
-/// Returns the device of the file system that holds a directory that is there.
+/// Returns the device of the file system that holds an existing directory.
 [[nodiscard]] dev_t file_system_of(const std::filesystem::path& directory);
 
 /// Returns the drive of a file system. Reads `root`/sys; looks through partitions, LVM, RAID and
@@ -46,8 +46,8 @@ struct Drive {
 [[nodiscard]] Drive drive_of(dev_t file_system, const std::filesystem::path& root = "/");
 
 /// Returns which of `drives` each rank takes, by index and in order. `homes` are the ranks' nodes,
-/// `drives[d]` the nodes near drive d. Every drive serves as many ranks as the others, or one more
-/// or less; within that a rank takes what is nearest. More drives than ranks: all are taken.
+/// `drives[d]` the nodes near drive d. Any two drives serve numbers of ranks that differ by one at
+/// most; within that a rank takes the nearest. More drives than ranks: all are taken.
 [[nodiscard]] std::vector<std::vector<std::size_t>> share_drives(
     const Topology& machine, std::span<const NodeIndex> homes,
     std::span<const std::vector<NodeIndex>> drives);

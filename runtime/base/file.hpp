@@ -38,7 +38,7 @@ class FileDescriptor {
 
   [[nodiscard]] bool is_open() const { return descriptor_ >= 0; }
   [[nodiscard]] int get() const { return descriptor_; }
-  /// Closes now. A failure is logged: what had to be durable was synchronised before.
+  /// Closes now. Logs a failure: what had to be durable was synchronised before.
   void close() noexcept;
 
  private:
@@ -71,7 +71,7 @@ class LockedFile {
 [[nodiscard]] FileDescriptor open_file(const std::filesystem::path& path, int flags,
                                        unsigned mode = 0666);
 
-/// Opens a regular file for reading. Throws `Error{invalid_argument}` that says what it is for a
+/// Opens a regular file for reading. Throws `Error{invalid_argument}` naming the kind for a
 /// directory, a pipe, a socket or a device, at once: it never waits for a pipe's writer.
 [[nodiscard]] FileDescriptor open_regular_file(const std::filesystem::path& path);
 

@@ -7,7 +7,7 @@
 
 namespace spillway {
 
-/// Ranges of one thread nest; kernels launched meanwhile belong to them.
+/// Begins a range within this thread's, for kernels launched meanwhile.
 void push_profiler_range(const char* name) noexcept;
 void pop_profiler_range() noexcept;
 

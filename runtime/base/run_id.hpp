@@ -16,7 +16,7 @@ struct RunId {
   friend bool operator==(const RunId&, const RunId&) = default;
 };
 
-/// Returns 128 bits from the system's random source. Throws `Error{io_error}` if it gives none.
+/// Draws 128 bits from the system's random source. Throws `Error{io_error}` if it gives none.
 [[nodiscard]] RunId random_run_id();
 /// Returns 32 lower-case hex digits, the first word first.
 [[nodiscard]] std::string to_text(const RunId& id);

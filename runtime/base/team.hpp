@@ -80,7 +80,7 @@ struct WarpTeam {
     __syncwarp();
   }
 
-  /// Lanes j and j + 16 are combined, then j and j + 8, and so on to one: what every lane gets.
+  /// Combines lanes j and j + 16, then j and j + 8, and so on to one value, which every lane gets.
   template <class T, class Combine>
   __device__ T reduce(Lanes<T>& lanes, Combine combine) const {
     T value = lanes.value;
@@ -114,8 +114,8 @@ struct DeviceTeam {
     __syncthreads();
   }
 
-  /// Returns what SerialTeam::reduce does, bit for bit: halves above a warp in shared memory, the
-  /// others in it.
+  /// Returns what SerialTeam::reduce does, bit for bit: halves above a warp in shared memory,
+  /// others in the warp.
   template <class T, class Combine>
   __device__ T reduce(T* values, Combine combine) const {
     const unsigned lane = threadIdx.x;

@@ -7,7 +7,7 @@
 
 namespace spillway {
 
-/// Throws `Error{io_error}` that names the thread ("thread \"compute\"") unless it can start.
+/// Starts a thread, or throws `Error{io_error}` that names it ("thread \"compute\"").
 [[nodiscard]] std::thread start_thread(std::string_view name, std::function<void()> work);
 
 }  // namespace spillway

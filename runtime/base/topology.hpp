@@ -48,7 +48,7 @@ struct Topology {
   std::uint32_t l3_caches = 0;    ///< reachable from the usable processors
   std::vector<IoDevice> devices;  ///< those of PCI and drives, if they were asked for
 
-  /// Returns the number of hardware threads that affinity and cpuset leave to this process.
+  /// Number of hardware threads that affinity and cpuset leave to this process.
   [[nodiscard]] std::size_t usable_processors() const;
   /// Returns the nodes nearest to a device; none where they are unknown. A PCI bus id may be in
   /// either case and have a domain of eight digits, as CUDA prints it.

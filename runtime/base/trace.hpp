@@ -53,7 +53,7 @@ class Trace {
 
   void record(const TraceEvent& event) noexcept;
 
-  /// Returns the time since the trace's start.
+  /// Time since the trace's start.
   [[nodiscard]] std::chrono::nanoseconds now() const { return Clock::now() - start_; }
   [[nodiscard]] std::size_t recorded() const;
   [[nodiscard]] std::uint64_t dropped() const;

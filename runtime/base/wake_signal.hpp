@@ -15,7 +15,7 @@ class WakeSignal {
   WakeSignal& operator=(const WakeSignal&) = delete;
 
   void notify() noexcept;
-  /// Returns after a notification or after `limit`, whichever is first.
+  /// Waits for a notification, but no longer than `limit`.
   void wait_for(std::chrono::microseconds limit);
   /// Returns the descriptor, for registration with io_uring or epoll. Owned by this object.
   [[nodiscard]] int descriptor() const { return descriptor_; }

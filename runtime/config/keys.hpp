@@ -89,7 +89,7 @@ struct ForeignKey {
 /// Returns the words of `inner`.
 [[nodiscard]] std::vector<std::string_view> inner_keys(const ForeignKey& key);
 
-/// Edits (insert, delete, replace, swap of neighbours) that make `a` of `b`.
+/// Number of edits (insert, delete, replace, swap neighbours) from `b` to `a`.
 [[nodiscard]] std::size_t edit_distance(std::string_view a, std::string_view b);
 
 }  // namespace spillway::config

@@ -51,7 +51,7 @@ struct Domain {
 
   /// Returns words such as "a whole number from 1 to 100", "one of log, linear".
   [[nodiscard]] std::string in_words() const;
-  /// What is wrong with `value`, as "is 0" or "holds 2"; empty where it is allowed.
+  /// Fault of `value`, such as "is 0" or "holds 2"; empty where it is allowed.
   [[nodiscard]] std::string fault_of(const nlohmann::json& value) const;
 };
 
@@ -89,10 +89,9 @@ struct Option {
 /// Returns the value that `options` give `option`, where it applies; null elsewhere.
 [[nodiscard]] nlohmann::json value_of(const Option& option, const TrainOptions& options);
 
-/// What of `options` a resumed run must share, as {path: value}: a positive list, taken from the
-/// table.
+/// Options that a resumed run must share, as {path: value}: a positive list, taken from the table.
 [[nodiscard]] nlohmann::json recorded_options(const TrainOptions& options);
-/// What --help says of a flag that sets the option of `path`, which is in the table.
+/// Text of --help for a flag that sets the option of `path`, which is in the table.
 [[nodiscard]] std::string help_of(std::string_view path);
 /// Sets the option of `path` as a configuration with these texts would; `flag` names it in errors.
 void set_option(TrainOptions& options, std::string_view path, std::string_view flag,

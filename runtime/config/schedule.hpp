@@ -9,7 +9,7 @@
 
 namespace spillway::config {
 
-/// Returns true where the rate depends on total_steps.
+/// Whether the rate depends on total_steps.
 [[nodiscard]] bool decays(ScheduleKind kind);
 /// Returns `options` with the lengths that depend on the run filled in: total_steps, decay_steps.
 [[nodiscard]] ScheduleOptions resolve_schedule(const ScheduleOptions& options,
@@ -45,10 +45,9 @@ struct LossScaleState {
 /// It is far above what fp16 gradients need; its inverse is still a normal fp32 number.
 inline constexpr double kMaxLossScale = 0x1p100;
 
-/// Without `fp16` the scale is 1 for ever.
+/// First state; scale 1 for ever without `fp16`.
 [[nodiscard]] LossScaleState initial_loss_scale(const LossScaleOptions& options, bool fp16);
-/// Returns true where DeepSpeed ends the run at the next overflow: the scale cannot fall any
-/// further.
+/// Whether DeepSpeed ends the run at the next overflow: the scale cannot fall any further.
 [[nodiscard]] bool is_at_minimum(const LossScaleOptions& options, const LossScaleState& state);
 /// Returns the state after a step whose gradients were finite, or not.
 [[nodiscard]] LossScaleState next_loss_scale(const LossScaleOptions& options,

@@ -27,8 +27,8 @@ struct MicroBatch {
   }
 };
 
-/// Returns the number of whole windows in `file`: each has `context` inputs, and the target of an
-/// input is the token after it. Windows do not overlap.
+/// Number of whole windows in `file`: each has `context` inputs, and the target of an input is the
+/// token after it. Windows do not overlap.
 [[nodiscard]] std::uint64_t window_count(const TokenFile& file, std::uint32_t context);
 
 /// Fills `row` with the window whose first input is token `first`. Errors are TokenFile::read's.

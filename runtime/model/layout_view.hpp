@@ -12,7 +12,7 @@ namespace spillway::model {
 
 class LayoutView final : public ParameterSource {
  public:
-  /// `source` gives blocks of `stored`; this gives those of `wanted`. All must outlive this.
+  /// Turns blocks of `stored`, from `source`, into those of `wanted`. All must outlive this.
   LayoutView(const ParameterSource& source, const ModelLayout& stored, const ModelLayout& wanted);
 
   void read(BlockIndex block, ElementCount first, std::span<float> target) const override;

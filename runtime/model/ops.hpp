@@ -145,10 +145,10 @@ class Ops {
 
   [[nodiscard]] virtual GemmPlan plan_gemm(const GemmShape& shape) = 0;
   [[nodiscard]] virtual AttentionPlan plan_attention(const AttentionShape& shape) = 0;
-  /// Returns what a call that sums `rows` rows of `columns` elements needs.
+  /// Bytes that a call that sums `rows` rows of `columns` elements needs.
   [[nodiscard]] virtual Bytes reduction_workspace(std::uint64_t rows,
                                                   std::uint64_t columns) const = 0;
-  /// Returns what `embedding_backward` needs.
+  /// Bytes that `embedding_backward` needs.
   [[nodiscard]] virtual Bytes embedding_workspace(const EmbeddingShape& shape) const = 0;
   /// Bounds the fp32 logits that the head computes at once, part of the mathematics: as many tokens
   /// as fill a gemm, which for each chunk reads the projection and adds to its gradient once.

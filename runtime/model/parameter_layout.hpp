@@ -33,7 +33,7 @@ struct ParameterTensor {
   /// it has all of the tensor; no count: all. Its gradients of the others are zero.
   ColumnRange used{};
   [[nodiscard]] ElementCount elements() const;  ///< of the whole tensor
-  /// Returns where in the block a rank computes with it.
+  /// Elements of the block that a rank computes with.
   [[nodiscard]] ColumnRange used_in_block() const {
     if (used.count == 0) return {first.value(), count.value()};
     return {first.value() + used.first, used.count};

@@ -30,8 +30,8 @@ class PartMap {
   /// model. Padding is nowhere.
   void visit_whole(BlockIndex block, ElementCount first, ElementCount count,
                    const Visit& visit) const;
-  /// Visits where elements of a block of the whole model are in the part, as far as it has them. Of
-  /// what every part has, only the first part has something.
+  /// Visits where elements of a block of the whole model are in the part, as far as it has them.
+  /// What every part has is visited in the first part alone.
   void visit_part(BlockIndex block, ElementCount first, ElementCount count,
                   const Visit& visit) const;
 
@@ -55,7 +55,7 @@ class PartMap {
 
 class PartView final : public ParameterSource {
  public:
-  /// `whole` gives blocks of the whole model. Both outlive this object.
+  /// Reads blocks of the whole model in `whole`. Both outlive this.
   PartView(const ParameterSource& whole, const PartMap& map) : whole_(whole), map_(map) {}
 
   void read(BlockIndex block, ElementCount first, std::span<float> target) const override;

@@ -139,9 +139,9 @@ struct VocabularyScan {
   double target = 0;   ///< logit of the target, once its tile was there
 };
 
-/// Returns what is known of a token after two parts of the vocabulary that have no column in
-/// common: the sums of exponentials are brought to the larger logit. A target that is in neither,
-/// or outside the vocabulary (NaN), stays so.
+/// Merges a token's scans of two parts of the vocabulary that have no column in common: the sums of
+/// exponentials are brought to the larger logit. A target that is in neither, or outside the
+/// vocabulary (NaN), stays so.
 [[nodiscard]] SPILLWAY_HOST_DEVICE inline VocabularyScan merged(const VocabularyScan& a,
                                                                 const VocabularyScan& b) {
   const double target = a.target + b.target;  // one of them is 0

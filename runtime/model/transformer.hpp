@@ -142,8 +142,8 @@ class Transformer {
   [[nodiscard]] std::vector<float> constants() const;
   /// Takes `constants` in device memory, for all calls from now on.
   void bind_constants(offload::DeviceSpan<const float> constants);
-  /// Count those of one micro-batch; backward is without recomputation. The head's forward is that
-  /// of the loss.
+  /// FLOPs of one micro-batch; backward is without recomputation. The head's forward is that of the
+  /// loss.
   [[nodiscard]] double forward_flops(std::uint32_t block) const;
   [[nodiscard]] double backward_flops(std::uint32_t block) const;
   /// FLOPs of the loss on one of ModelLayout::loss_blocks; its gradients take twice as many.

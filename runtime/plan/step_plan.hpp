@@ -114,7 +114,7 @@ struct Tile {
 /// one is pending and staging is as the step before left it, none is pending.
 using Circumstances = std::uint8_t;
 inline constexpr std::size_t kCircumstances = 3;
-/// Returns the circumstances in which the op is not skipped.
+/// Circumstances in which the op is not skipped.
 [[nodiscard]] constexpr Circumstances performed_in(const Op& op) {
   const Circumstances held = op.held ? 0b101 : 0b111;
   return op.if_pending ? held & 0b011 : held;
@@ -154,7 +154,7 @@ std::string_view name_of(const Op& op);
 [[nodiscard]] constexpr bool is_model_op(const Op& op) {
   return op.kind == OpKind::forward || op.kind == OpKind::backward || op.kind == OpKind::loss;
 }
-/// One line an op, for golden files and for people.
+/// Lists the ops, one a line, for golden files and people.
 [[nodiscard]] std::string to_text(const StepPlan& plan);
 
 }  // namespace spillway::plan

@@ -114,10 +114,10 @@ struct Stage {
   [[nodiscard]] std::uint32_t version_of(std::uint32_t round) const {
     return (phase + round) % versions;
   }
-  /// Returns the place of those that the pending update is about to change.
+  /// Place of the weights that the pending update is about to change.
   [[nodiscard]] std::uint32_t last_version() const { return (phase + versions - 1) % versions; }
-  /// Returns where what is kept of a round lies among the rounds in flight. Rounds of the next step
-  /// count on from those of this one.
+  /// Place of what is kept of a round among the rounds in flight. Rounds of the next step count on
+  /// from those of this one.
   [[nodiscard]] std::uint32_t place_of(std::uint32_t round) const {
     return places.empty() ? (phase + round) % in_flight : places[round % places.size()];
   }
@@ -185,7 +185,7 @@ struct Workload {
   [[nodiscard]] bool lends_embedding() const { return tied_head && runs(0) && !runs(head_layer()); }
   /// Returns whether what passes make is added up over a tensor group.
   [[nodiscard]] bool sums_passes() const { return tensor.count > 1; }
-  /// Returns whether a rank has its own tokens alone of what lies between blocks.
+  /// Whether a rank has only its own tokens of what lies between blocks.
   [[nodiscard]] bool shares_tokens() const { return sums_passes() && tensor.sequence; }
   /// Returns whether gradients of a block's last parameters add up over a tensor group.
   [[nodiscard]] bool sums_shared(std::uint32_t block) const {
@@ -236,7 +236,7 @@ struct Workload {
   /// Returns whether a gradient waits as a sum of several.
   [[nodiscard]] bool sums_gradients() const { return rounds * gradients_of_round() > 1; }
 
-  /// Layers are blocks where there are no tiles.
+  /// The block itself where there are no tiles.
   [[nodiscard]] std::uint32_t layer_of(std::uint32_t block) const {
     return tiled ? blocks[block].layer : block;
   }
@@ -248,7 +248,7 @@ struct Workload {
   [[nodiscard]] std::uint32_t head_layer() const { return layers() - 1; }
   /// Returns whether the head has no blocks of its own.
   [[nodiscard]] bool head_is_embedding() const { return tiled && tied_head; }
-  /// Returns the first of all blocks of a layer; of `layers()`: the number of blocks.
+  /// First of all blocks of a layer; of `layers()`: the number of blocks.
   [[nodiscard]] std::uint32_t first_block(std::uint32_t layer) const {
     if (!tiled) return layer;
     const auto first = blocks.begin() + 1;

@@ -90,10 +90,10 @@ class ThreadTransport final : public Transport {
     Target target;  ///< empty: this rank is the sender
   };
 
-  /// Returns whether the transfer is over; if not, `wake` is not behind the time when it will be.
+  /// Returns whether the transfer is over; if not, lowers `wake` to its end where that is known.
   [[nodiscard]] bool advance(const Transfer& transfer, Clock::time_point& wake)
       SPILLWAY_REQUIRES(meeting_.mutex_);
-  /// Gives up the lock while it copies.
+  /// Copies, without the lock meanwhile.
   void copy(Meeting::Mailbox& mailbox, const Transfer& transfer) SPILLWAY_REQUIRES(meeting_.mutex_);
   /// Hears what the others have said: throws if one of them has abandoned the group.
   void hear() SPILLWAY_REQUIRES(meeting_.mutex_);

@@ -78,7 +78,7 @@ struct Cut {
   std::size_t parts = 0;
 
   [[nodiscard]] SPILLWAY_HOST_DEVICE std::size_t singles() const { return count - parts * kPart; }
-  /// Returns the number of threads that find something to do.
+  /// Number of threads that find something to do.
   [[nodiscard]] std::size_t work() const { return std::max(parts, singles()); }
 };
 

@@ -50,7 +50,7 @@ class CudaApi {
   /// Fills everything but the free memory and the versions; starts nothing. An absent node is one
   /// that CUDA does not know.
   [[nodiscard]] virtual Status properties(int device, CudaDevice& found) = 0;
-  /// Asks for that of the current device.
+  /// Gives that of the current device.
   [[nodiscard]] virtual Status free_memory(Bytes& free) = 0;
 
   [[nodiscard]] virtual Status allocate(void*& address, std::size_t size) = 0;
@@ -70,7 +70,7 @@ class CudaApi {
   [[nodiscard]] virtual Status copy(void* target, const void* source, std::size_t size,
                                     CopyDirection direction, StreamHandle stream) = 0;
 
-  /// Makes one without timing, which would make each recording slower.
+  /// Creates one without timing, which would slow each recording.
   [[nodiscard]] virtual Status create_event(EventHandle& event) = 0;
   [[nodiscard]] virtual Status destroy_event(EventHandle event) = 0;
   [[nodiscard]] virtual Status record(EventHandle event, StreamHandle stream) = 0;
@@ -87,8 +87,8 @@ void check_cuda(CudaApi& api, Status status, std::string_view action,
 /// Logs it instead, for destructors.
 void log_cuda(CudaApi& api, Status status, std::string_view action) noexcept;
 
-/// These are `cuda_unavailable_reason` and `query_cuda_device` of any api; null stands for a build
-/// without CUDA.
+/// Do for any api what `cuda_unavailable_reason` and `query_cuda_device` do; null: a build without
+/// CUDA.
 [[nodiscard]] std::string unavailable_reason(CudaApi* api, int device);
 [[nodiscard]] CudaDevice query_device(CudaApi& api, int device);
 

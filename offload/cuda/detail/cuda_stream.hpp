@@ -30,16 +30,16 @@ class CudaEvent final : public Event {
 
 class CudaStream final : public Stream {
  public:
-  /// `piece` is that of pinned memory, as it is registered.
+  /// Takes the `piece` by which pinned memory is registered.
   CudaStream(CudaApi& api, std::string_view name, std::size_t piece);
-  /// Completes what was submitted. What that fails with is logged.
+  /// Completes what was submitted. Logs what that fails with.
   ~CudaStream() override;
   CudaStream(const CudaStream&) = delete;
   CudaStream& operator=(const CudaStream&) = delete;
 
   void upload(DeviceSpan<std::byte> target, std::span<const std::byte> source) override;
   void download(std::span<std::byte> target, DeviceSpan<const std::byte> source) override;
-  /// What the task throws, it throws here.
+  /// Throws what the task throws.
   void submit(InlineTask task) override;
   void record(Event& event) override;
   void wait(Event& event) override;

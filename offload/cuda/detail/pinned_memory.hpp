@@ -56,8 +56,8 @@ void for_each_piece(const std::byte* address, std::size_t size, std::size_t piec
   }
 }
 
-/// Returns one line about a system that pins less than `capacity`, though it does not say so as a
-/// limit; nothing where there is none to tell of.
+/// Returns one line about a system that pins less than `capacity` without stating that limit; else
+/// nothing.
 [[nodiscard]] std::string pinned_warning(const MemoryBudget& memory, Bytes capacity);
 
 /// Returns the remedy for a refusal, with the limits that apply to this process: cgroup, memlock.

@@ -44,7 +44,7 @@ struct StreamSurroundings {
 class HostStream final : public Stream {
  public:
   HostStream(std::string_view name, const StreamSurroundings& surroundings);
-  /// Completes what was submitted. A failure that nobody has asked about is logged.
+  /// Completes what was submitted. Logs a failure that nobody has asked about.
   ~HostStream() override;
   HostStream(const HostStream&) = delete;
   HostStream& operator=(const HostStream&) = delete;

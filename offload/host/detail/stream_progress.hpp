@@ -24,7 +24,7 @@ class StreamProgress {
   /// Blocks until `position` is reached, well or badly.
   void wait_regardless(std::uint64_t position) const noexcept;
 
-  /// Notes, for the worker, that one more entry is complete, with what it failed with if it did.
+  /// Notes, for the worker, that one more entry is complete, with its failure if there is one.
   void advance(std::exception_ptr failure) noexcept;
   [[nodiscard]] std::uint64_t completed() const {
     return completed_.load(std::memory_order_acquire);

@@ -89,11 +89,11 @@ inline Float with_sign_of(Float x, Float from) {
   return from_bits(xor_int(bits(x), and_int(bits(from), set_int(0x80000000U))));
 }
 
-/// Packing works within 128-bit halves; the permutation brings the two results together.
+/// Brings together by a permutation what packing leaves in the two 128-bit halves.
 inline Half lower_halves(Int packed) {
   return _mm256_castsi256_si128(_mm256_permute4x64_epi64(packed, 0xd8));
 }
-/// The lower halves of lanes that are below 2^16.
+/// Lower halves of lanes that are below 2^16.
 inline Half pack_halves(Int x) { return lower_halves(_mm256_packus_epi32(x, x)); }
 inline Int widen_signed(Half x) { return _mm256_cvtepi16_epi32(x); }
 inline Half low_half(Int x) { return pack_halves(and_int(x, set_int(0xffff))); }
@@ -119,9 +119,9 @@ inline void stream_bytes(std::byte* p, Bytes x) {
   _mm_stream_si64(reinterpret_cast<long long*>(p), _mm_cvtsi128_si64(x));
 }
 
-/// By the lower three bits of each index.
+/// Selects by the lower three bits of each index.
 inline Float permute(Float table, Int index) { return _mm256_permutevar8x32_ps(table, index); }
-/// By the lower four bits of each index.
+/// Selects by the lower four bits of each index.
 inline Float permute(Float low, Float high, Int index) {
   return _mm256_blendv_ps(permute(low, index), permute(high, index),
                           from_bits(shift_left<28>(index)));

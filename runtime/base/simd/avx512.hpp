@@ -109,9 +109,9 @@ inline void stream_bytes(std::byte* p, Bytes x) {
   _mm_stream_si128(reinterpret_cast<__m128i*>(p), x);
 }
 
-/// By the lower four bits of each index.
+/// Selects by the lower four bits of each index.
 inline Float permute(Float table, Int index) { return _mm512_permutexvar_ps(index, table); }
-/// The same, but zero where `code` is zero.
+/// Selects likewise; zero where `code` is zero.
 inline Float permute_unless_zero(Int code, Float table, Int index) {
   return _mm512_maskz_permutexvar_ps(_mm512_test_epi32_mask(code, code), index, table);
 }

@@ -98,7 +98,7 @@ inline Float fnma(Float a, Float b, Float c) { return fma(-a, b, c); }
 /// Gives the second operand where either is NaN, as the x86 instructions do.
 inline Float max(Float a, Float b) { return choose(a > b, a, b); }
 inline Float min(Float a, Float b) { return choose(a < b, a, b); }
-/// To the nearest integer, ties to even.
+/// Nearest integer, ties to even.
 inline Float round(Float a) {
   return Float{std::nearbyintf(a[0]), std::nearbyintf(a[1]), std::nearbyintf(a[2]),
                std::nearbyintf(a[3])};
@@ -137,9 +137,9 @@ inline Int load_bytes(const std::byte* p) {
 inline Int load_signed_bytes(const std::byte* p) {
   return std::bit_cast<Int>(std::bit_cast<Signed>(load_bytes(p) << 24) >> 24);
 }
-/// Towards zero, of [0, 255].
+/// Truncates x in [0, 255].
 inline Bytes pack_unsigned(Float x) { return to_int(x); }
-/// Towards zero, saturating at 127.
+/// Truncates, saturating at 127.
 inline Bytes pack_signed(Float x) { return pack_unsigned(min(x, set(127))); }
 inline void store_bytes(std::byte* p, Bytes x) {
   for (std::size_t k = 0; k < kWidth; ++k) p[k] = static_cast<std::byte>(x[k]);

@@ -33,7 +33,7 @@ inline constexpr std::uint32_t kFirstSize<spillway_memory_row> = 32;
 template <>
 inline constexpr std::uint32_t kFirstSize<spillway_lane_row> = 32;
 
-/// Throws `Error{invalid_argument}` unless `given` says a size that it can have.
+/// Throws `Error{invalid_argument}` unless `given` states a possible size.
 template <class Structure>
 void check_size(const Structure* given, std::string_view name) {
   static_assert(kFirstSize<Structure> > 0 && kFirstSize<Structure> <= sizeof(Structure));

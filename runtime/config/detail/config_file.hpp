@@ -32,7 +32,7 @@ class ConfigFile {
   ConfigFile(nlohmann::json root, std::string_view origin, std::vector<std::string>& notes)
       : root_(std::move(root)), origin_(origin), notes_(notes) {}
 
-  /// What stands at `path`; null where it is absent or null.
+  /// Value at `path`; null where it is absent or null.
   [[nodiscard]] const nlohmann::json* find(std::string_view path) const;
   [[nodiscard]] bool has(std::string_view path) const { return find(path) != nullptr; }
   [[nodiscard]] bool is_auto(const Option& option) const;
@@ -43,7 +43,7 @@ class ConfigFile {
 
   void note(const std::string& path, std::string_view what);
   [[noreturn]] void refuse(ErrorCode code, const std::string& path, std::string_view what) const;
-  /// "... is VALUE; write ALLOWED".
+  /// Throws "... is VALUE; write ALLOWED".
   [[noreturn]] void refuse_value(const Option& option, std::string_view allowed) const;
 
   /// Runs `read` and keeps its error for the end.
@@ -55,7 +55,7 @@ class ConfigFile {
       errors_.push_back(error);
     }
   }
-  /// Answers every key that is no option, then throws what was kept; one error alone as it was.
+  /// Answers keys that are no options, then throws the kept errors; a single one as it was.
   void finish(const TrainOptions& options);
 
  private:

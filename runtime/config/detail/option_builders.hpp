@@ -31,7 +31,7 @@ inline constexpr Domain kPositive{.kind = Kind::number, .high = kLargestNumber, 
 inline constexpr Domain kRate{.kind = Kind::rate, .high = kLargestNumber};
 inline constexpr Domain kPart{.kind = Kind::number, .high = 1, .below = true};
 
-/// Allows as many as `Type` holds; of 32 bits, as an int32 holds.
+/// Allows what `Type` holds; of 32 bits, what an int32 holds.
 template <class Type>
 Domain whole(double low = 0, double high = static_cast<double>(std::numeric_limits<Type>::max())) {
   constexpr double kMost = std::numeric_limits<std::int32_t>::max();
@@ -56,7 +56,7 @@ struct Inner<std::optional<Type>> {
   using Value = Type;
 };
 
-/// Returns the values that every member of a type has; numbers say theirs.
+/// Values that any member of a type may have; numbers say theirs.
 template <class Type>
 Domain domain_of() {
   if constexpr (std::same_as<Type, bool>) return kFlag;
@@ -68,7 +68,7 @@ Domain domain_of() {
   if constexpr (std::same_as<Type, Bytes>) return {.kind = Kind::size};
 }
 
-/// `value` is in the option's domain.
+/// Reads a `value` of the domain.
 template <class Type>
 Type from_json(const nlohmann::json& value) {
   if constexpr (std::is_enum_v<Type>) {
@@ -101,7 +101,7 @@ nlohmann::json to_json(const std::optional<Type>& value) {
   return value ? to_json(*value) : nlohmann::json();
 }
 
-/// Reads a key that says nothing of its own, whose value must be a good one all the same.
+/// Checks the value of a key that says nothing of its own.
 inline void only_check(ConfigFile& file, const Option& self, TrainOptions& options) {
   static_cast<void>(file.value(self, options));
 }
@@ -150,7 +150,7 @@ class Rows {
   Option alike_;
 };
 
-// The rows of each group of sections, in the order of the guide.
+// Add the rows of each group of sections, in the order of the guide.
 void add_batch_and_precision(std::vector<Option>& table);
 void add_optimizer(std::vector<Option>& table);
 void add_scheduler(std::vector<Option>& table);

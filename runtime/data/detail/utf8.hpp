@@ -23,7 +23,7 @@ class Utf8Decoder {
   }
 
   [[nodiscard]] char32_t character() const { return character_; }
-  /// Returns true when the text may end here.
+  /// Whether the text may end here.
   [[nodiscard]] bool at_boundary() const { return pending_ == 0; }
 
  private:
@@ -36,7 +36,7 @@ class Utf8Decoder {
   std::uint8_t high_ = 0xbf;  ///< surrogates and what lies above U+10FFFF
 };
 
-/// `character` must be a Unicode scalar value.
+/// Appends `character`, a Unicode scalar value.
 void append_utf8(std::string& text, char32_t character);
 
 }  // namespace spillway::data::detail

@@ -32,8 +32,8 @@ class Head {
   [[nodiscard]] Bytes carried_bytes() const { return carried_bytes_; }
   [[nodiscard]] double forward_flops(std::uint32_t part) const;
 
-  /// `parameters` and `gradients` of the arguments are those of the block that has the projection;
-  /// `shared` and `shared_gradients` have the head's own vectors.
+  /// Runs `part` of the loss. `parameters` and `gradients` are those of the block with the
+  /// projection; `shared` and `shared_gradients` have the head's own vectors.
   void loss(std::uint32_t part, const LossArguments& arguments);
   void normalize(const NormalizeArguments& arguments);
   /// Writes the logits of a head of one part.

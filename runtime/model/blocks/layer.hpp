@@ -45,7 +45,7 @@ class Layer {
   /// Takes the tables of Transformer::constants in device memory.
   void bind_constants(offload::DeviceSpan<const float> constants) { angles_ = constants; }
 
-  /// `shared` of the arguments has the layer's own vectors; of a whole layer it is `parameters`.
+  /// Runs forward. `shared` has the layer's own vectors; of a whole layer it is `parameters`.
   void forward(std::uint32_t part, const ForwardArguments& arguments);
   void normalize(std::uint32_t part, const NormalizeArguments& arguments);
   void backward(std::uint32_t part, const BackwardArguments& arguments);
@@ -175,8 +175,8 @@ class Layer {
   [[nodiscard]] Flow forward_flow(Gemm gemm, const ForwardArguments& a, const Saved& saved) const;
   [[nodiscard]] Flow backward_flow(Gemm gemm, const BackwardArguments& a,
                                    const Gradients& gradients) const;
-  /// Returns the input of a gemm, computed anew where it is not saved. `same` as that of the call
-  /// before: it is still there.
+  /// Returns the input of a gemm, recomputed where it is not saved. `same`: as in the call before,
+  /// and still there.
   template <class Arguments>
   ConstTensor input_of(Gemm gemm, bool same, const Arguments& a, const Saved& saved,
                        const Space& space);
@@ -184,7 +184,7 @@ class Layer {
                      const Gradients& gradients, const Space& space);
   void backward_bias(const WholeGemm& gemm, const BackwardArguments& a, ConstTensor out_gradient,
                      const Space& space);
-  /// Goes on from the gradient of a gemm's input, all of which is there.
+  /// Runs backward from the complete gradient of a gemm's input.
   void backward_operators(Gemm gemm, const BackwardArguments& a, const Saved& saved,
                           const Gradients& gradients, const Space& space);
   ConstTensor rounded(Tensor sums, const Space& space);

@@ -36,7 +36,7 @@ class Linear {
 
   [[nodiscard]] std::uint64_t columns() const { return shape_.columns; }
   [[nodiscard]] bool adds_residual() const { return shape_.residual; }
-  /// Returns what the largest of the calls below needs.
+  /// Bytes that the largest of the calls below needs.
   [[nodiscard]] Bytes workspace() const { return workspace_; }
   /// FLOPs of the forward gemm; each gradient costs the same.
   [[nodiscard]] double flops() const;

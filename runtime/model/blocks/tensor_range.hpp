@@ -24,7 +24,7 @@ struct TensorRange {
 };
 
 /// Returns what a rank uses of the tensors of `block` whose names end in `suffixes`, in this order:
-/// as few ranges as can be, none when no tensor is there. Aborts when only some are.
+/// the fewest ranges possible, none when no tensor is there. Aborts when only some are.
 [[nodiscard]] std::vector<TensorRange> find_used(const BlockLayout& block,
                                                  std::initializer_list<std::string_view> suffixes);
 /// Returns the same where it must be one range.

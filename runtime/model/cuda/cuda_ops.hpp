@@ -29,12 +29,12 @@ struct CudaOpsOptions {
 
 class CudaOps : public Ops {
  public:
-  /// Returns what every gemm planned so far uses.
+  /// Choices of all gemms planned so far.
   [[nodiscard]] virtual const GemmChoices& choices() const = 0;
-  /// Returns those loaded so far, for the record of a run: "cuBLASLt 130100, cuDNN 91900".
+  /// Libraries loaded so far, for the record of a run: "cuBLASLt 130100, cuDNN 91900".
   [[nodiscard]] virtual std::string libraries() const = 0;
-  /// Returns which kernels attend, of every shape planned so far: "own", or the engines that cuDNN
-  /// chose. For the record of a run.
+  /// Kernels that attend, of every shape planned so far: "own", or the engines that cuDNN chose.
+  /// For the record of a run.
   [[nodiscard]] virtual std::string attention() const = 0;
   /// Returns where GemmChoices keeps the algorithm of `shape` for operands that start at multiples
   /// of 16 bytes.
@@ -54,7 +54,7 @@ class CudaOps : public Ops {
 /// when it is to compute.
 class SizingOps : public Ops {
  public:
-  /// Returns every gemm planned so far, each once, in the order of first plans.
+  /// All gemms planned so far, each once, in the order of first plans.
   [[nodiscard]] virtual const std::vector<GemmShape>& gemms() const = 0;
   /// Returns the same of attention.
   [[nodiscard]] virtual const std::vector<AttentionShape>& attentions() const = 0;

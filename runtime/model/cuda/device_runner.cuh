@@ -80,7 +80,7 @@ class DeviceRunner {
     launch.stream = stream_;
     launch_kernel("launching a kernel", launch, kernel, arguments...);
   }
-  /// Kernels loop where the grid cannot be as long as their work.
+  /// Blocks of a grid, in which kernels loop if they have more work.
   static unsigned blocks(std::uint64_t count, unsigned in_block) {
     return static_cast<unsigned>(std::min<std::uint64_t>((count + in_block - 1) / in_block,
                                                          std::numeric_limits<int>::max()));

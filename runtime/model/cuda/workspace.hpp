@@ -21,7 +21,7 @@ inline constexpr Bytes kLogitsAtOnce{1ULL << 30};
 /// Libraries want their workspace aligned to this; the pieces of a layer's are aligned to less.
 inline constexpr std::uint64_t kWorkspaceAlignment = 256;
 
-/// Returns what every gemm may use.
+/// Bytes that every gemm may use.
 [[nodiscard]] constexpr Bytes gemm_workspace() {
   return kGemmWorkspace + Bytes{kWorkspaceAlignment};
 }
@@ -47,8 +47,8 @@ enum class AttentionKind : std::uint8_t {
   own,    ///< attention_kernel.hpp: every shape and dtype, slower
 };
 
-/// cuDNN takes 16-bit elements, heads of up to 128 in steps of 8, rows in steps of 16 bytes, and
-/// positions in steps of 8, which keeps what it puts one after the other in its workspace aligned.
+/// Returns `cudnn` only for 16-bit elements, heads of up to 128 in steps of 8, rows in steps of 16
+/// bytes, and positions in steps of 8, which keeps consecutive arrays in its workspace aligned.
 [[nodiscard]] constexpr AttentionKind attention_kind(const AttentionShape& shape,
                                                      const CudaMath& math) {
   const AttentionStrides s = shape.row_strides();
@@ -65,7 +65,7 @@ struct AttentionPart {
   std::uint32_t kv_heads = 0;
 };
 
-/// cuDNN's deterministic backward pass keeps the gradient of every score, 2 bytes for each pair of
+/// Bytes of the score gradients that cuDNN's deterministic backward pass keeps: 2 for each pair of
 /// positions and each query head, 4 GiB for 32 heads of 8,192 positions. Scores are kept in tiles
 /// of 128 rows and columns at most.
 [[nodiscard]] constexpr std::uint64_t score_gradient_bytes(const AttentionShape& shape,
@@ -93,10 +93,10 @@ struct AttentionPart {
   return {1, largest_divisor(shape.kv_heads, most / group)};
 }
 
-/// Returns what the larger of both passes needs. The backward pass of cuDNN needs gradients of
-/// scores (deterministic), the fp32 sums of q's gradient, k and v gradients of every query head
-/// before those of a group are added, and two values a row; 32 MiB hold what an engine keeps
-/// besides. Our own needs a value a row.
+/// Bytes that the larger of both passes needs. The backward pass of cuDNN needs gradients of scores
+/// (deterministic), the fp32 sums of q's gradient, k and v gradients of every query head before
+/// those of a group are added, and two values a row; 32 MiB hold what an engine keeps besides. Our
+/// own needs a value a row.
 [[nodiscard]] constexpr Bytes attention_workspace(const AttentionShape& shape,
                                                   const CudaMath& math) {
   // Our own kernels need no more where cuDNN turns a shape down.

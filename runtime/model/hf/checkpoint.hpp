@@ -39,7 +39,7 @@ class CheckpointReader final : public ParameterSource {
 
   /// Throws `Error{corrupt_data}` naming the tensor for a weight that is not finite.
   void read(BlockIndex block, ElementCount first, std::span<float> target) const override;
-  /// Returns the type that the embedding is stored in.
+  /// Type that the embedding is stored in.
   [[nodiscard]] DType dtype() const;
 
  private:

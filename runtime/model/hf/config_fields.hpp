@@ -25,7 +25,7 @@ class FieldReader {
   [[nodiscard]] std::optional<std::string> text(std::string_view name);
   /// Returns the value of any type, or nullptr; marks it as read.
   [[nodiscard]] const nlohmann::ordered_json* any(std::string_view name);
-  /// Returns true if the field is there, `null` or not. Does not mark it.
+  /// Whether the field is there, `null` or not. Does not mark it.
   [[nodiscard]] bool mentions(std::string_view name) const;
 
   /// Refuses the field with `Error{not_supported}` unless it is absent or equals `supported`.
@@ -49,7 +49,7 @@ class FieldReader {
   std::set<std::string, std::less<>> read_;
 };
 
-/// Returns true for fields of any HF configuration that never change the logits of a causal model.
+/// Whether a field of any HF configuration never changes the logits of a causal model.
 [[nodiscard]] bool is_harmless_field(std::string_view name);
 
 }  // namespace spillway::model::detail

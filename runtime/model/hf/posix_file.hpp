@@ -37,7 +37,7 @@ class WritableFile {
 
   void append(std::span<const std::byte> data);
   [[nodiscard]] Bytes written() const { return written_; }
-  /// Everything appended is on stable storage when this returns; nothing may follow.
+  /// Puts everything appended on stable storage; nothing may follow.
   void finish();
 
  private:

@@ -112,7 +112,7 @@ struct KernelTable {
   void (*column_sum)(const T* input, std::size_t stride, std::size_t rows, std::size_t columns,
                      float* out);
   void (*cross_entropy)(const CrossEntropyCall<T>& call, std::size_t first, std::size_t last);
-  /// As Ops::scan_vocabulary and Ops::vocabulary_gradient.
+  /// Run Ops::scan_vocabulary and Ops::vocabulary_gradient.
   void (*scan_vocabulary)(const VocabularyCall<T>& call, std::size_t first, std::size_t last);
   void (*vocabulary_gradient)(const VocabularyCall<T>& call, std::size_t first, std::size_t last);
   void (*widen)(const T* input, float* out, std::size_t count);

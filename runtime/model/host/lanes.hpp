@@ -30,7 +30,7 @@ inline F each(Operation operation) {
   for (std::size_t k = 0; k < kParts; ++k) r.part[k] = operation(k);
   return r;
 }
-/// How many of the first `count` lanes are in part k.
+/// Number of lanes of part k below `count`.
 inline std::size_t count_in(std::size_t k, std::size_t count) {
   const std::size_t before = k * kWidth;
   return count <= before ? 0 : count - before < kWidth ? count - before : kWidth;
@@ -65,7 +65,7 @@ inline void store(T* p, F a) {
     if constexpr (sizeof(T) == 2) native::store_half(p + k * kWidth, narrow_half<T>(a.part[k]));
   }
 }
-/// The first `count` (< 16) lanes, the others `fill`.
+/// Loads `count` (< 16) lanes; the others are `fill`.
 template <class T>
 inline F load_part(const T* p, std::size_t count, float fill = 0) {
   return each([&](std::size_t k) {

@@ -37,7 +37,7 @@ struct TensorCut {
   bool operator==(const TensorCut&) const = default;
 };
 
-/// Returns all cuts among so many ranks. Among one rank, that is the one that cuts nothing.
+/// Returns all cuts among so many ranks. For one rank, that is the cut of nothing.
 [[nodiscard]] std::vector<TensorCut> cuts_among(std::uint32_t ranks);
 
 /// A product of `tokens` rows with a matrix of inputs * outputs. A 1-D cut takes the columns of one

@@ -35,8 +35,8 @@ struct Pass {
 
 /// Returns the passes of each stage in their order, from an empty pipeline to an empty one. In all
 /// schedules the passes backward of a chunk are in the order of rounds, so that gradients add up in
-/// the same order. Throws `Error{invalid_argument}` for a pipeline that is none: interleaved, the
-/// number of rounds is a multiple of that of stages, and of PipeDream-2BW at least that.
+/// the same order. Throws `Error{invalid_argument}` for an invalid pipeline: interleaved, its
+/// rounds are a multiple of its stages; in PipeDream-2BW they are at least as many.
 [[nodiscard]] std::vector<std::vector<Pass>> passes_of(const Pipeline& pipeline);
 
 /// Number of rounds that a stage has in flight at once: from the oldest whose backward is to come

@@ -33,9 +33,8 @@ using Timeline = std::vector<std::vector<PassTime>>;
 
 [[nodiscard]] double seconds_of(const Timeline& timeline);
 
-/// Returns the share of the stages' time in which they run nothing, over the time in which they
-/// run: (stages - 1) / rounds where all passes take equally long (Narayanan et al. 2021, section
-/// 2.2).
+/// Time in which the stages run nothing, over the time in which they run: (stages - 1) / rounds
+/// where all passes take equally long (Narayanan et al. 2021, section 2.2).
 [[nodiscard]] double bubble_of(const Timeline& timeline);
 
 /// One entry of what a stage does in turn.
@@ -57,8 +56,8 @@ struct StageStep {
 
 /// Returns what each stage does. Messages of all stages are in one order, which the timeline gives:
 /// each stands where it has been made and its place at the other end, one of those for
-/// `rounds_in_flight`, is free. So nothing waits for itself where each stage ends a message before
-/// it begins the next one, and where a message is over only when both its stages have come to it.
+/// `rounds_in_flight`, is free. So there is no deadlock where each stage ends a message before it
+/// begins the next one, and a message is over only when both its stages have come to it.
 [[nodiscard]] std::vector<std::vector<StageStep>> steps_of(
     const Pipeline& pipeline, const std::vector<std::vector<Pass>>& passes,
     const Timeline& timeline);

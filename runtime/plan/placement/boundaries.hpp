@@ -24,7 +24,8 @@ namespace spillway::plan {
 /// does on this rank and they are off the device.
 [[nodiscard]] std::optional<Tier> boundary_home(const Workload& workload,
                                                 const Placement& placement, std::uint32_t layer);
-/// The same of a layer whose activations are placed in `tier`; `waits`: Workload::output_waits.
+/// Returns the same of a layer whose activations are placed in `tier`; `waits`:
+/// Workload::output_waits.
 [[nodiscard]] std::optional<Tier> boundary_home(Tier tier, bool waits);
 /// Device slots in all: those that `boundary_slots` names and those that pass from layer to layer.
 [[nodiscard]] std::uint32_t device_boundary_slots(const Workload& workload,
@@ -32,7 +33,7 @@ namespace spillway::plan {
 /// Number of layers whose activations have this home; in a stage, of those that wait there.
 [[nodiscard]] std::uint32_t layers_with(const Workload& workload, const Placement& placement,
                                         Tier home);
-/// Returns what a tensor of so many bytes takes on disk and in its staging buffer: whole pages.
+/// Bytes that a tensor takes on disk and in its staging buffer: whole pages.
 [[nodiscard]] Bytes in_pages(Bytes bytes);
 
 /// Bytes of boundaries that a training step moves.
@@ -40,8 +41,8 @@ struct BoundaryTraffic {
   Bytes saved;    ///< device to host, and as many back
   Bytes spilled;  ///< host to disk, and as many back
 };
-/// With U the bytes of one boundary, M micro-batches, R rounds, and h and d the layers whose home
-/// is the host or the disk: saved R U M (h + d), spilled R U M d.
+/// Returns, with U the bytes of a boundary, M micro-batches, R rounds, and h and d the layers at
+/// home on the host or the disk: saved R U M (h + d), spilled R U M d.
 [[nodiscard]] BoundaryTraffic boundary_traffic(const Workload& workload,
                                                const Placement& placement);
 

@@ -68,10 +68,10 @@ struct DataflowOptions {
   Bytes output_bytes{};      ///< the next block's input, the same; 0: there is no such node
 };
 
-/// p16 fwd activations bwd g16 update momentum variance p32 float2half, and output if it has bytes.
+/// Graph of p16 fwd activations bwd g16 update momentum variance p32 float2half, output if any.
 [[nodiscard]] DataflowGraph unfused_graph(const DataflowOptions& options = {});
 
-/// The graph with `members` made one node, which takes the place of the first. Edges inside vanish,
+/// Merges `members` into one node, which takes the place of the first. Edges inside vanish,
 /// parallel edges add up. The name joins the computations inside with "_", or the data where there
 /// is no computation.
 [[nodiscard]] DataflowGraph merge_nodes(const DataflowGraph& graph,

@@ -53,7 +53,7 @@ class MemorySums {
   RankCounts streamed_, recomputed_, leaving_, staged_;
 };
 
-/// Returns what a placement, of which `sums` has the blocks, takes of a tier.
+/// Bytes of a tier that a placement takes, whose blocks `sums` has.
 [[nodiscard]] Bytes memory_total(const Placement& placement, const MemorySums& sums, Tier tier);
 
 }  // namespace spillway::plan

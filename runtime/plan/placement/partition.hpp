@@ -28,7 +28,7 @@ struct Cut {
   [[nodiscard]] bool on_cpu(std::uint32_t node) const { return ((cpu >> node) & 1U) != 0; }
 };
 
-/// Returns the price of putting `cpu` on the CPU. Does not ask whether that is allowed.
+/// Returns the price of putting `cpu` on the CPU. Does not check whether that is allowed.
 [[nodiscard]] Cut evaluate_cut(const DataflowGraph& graph, NodeMask cpu);
 
 /// Returns every allowed cut with at least one node on the CPU, cheapest first, then most saved,

@@ -62,14 +62,14 @@ struct MemoryItem {
   Bytes bytes;
 };
 
-/// Every byte that a run of this placement allocates, item by item, exactly.
+/// Lists all bytes that a run of this placement allocates, item by item, exactly.
 [[nodiscard]] std::vector<MemoryItem> memory_items(const Workload& workload,
                                                    const Placement& placement);
 [[nodiscard]] Bytes total(const std::vector<MemoryItem>& items, Tier tier);
 
 /// Bytes of momentum (or of variance) of `parameters` parameters, with their scales.
 [[nodiscard]] Bytes moment_bytes(StateFormat format, ElementCount parameters);
-/// What an update reads of a tile's slot and what a home in memory holds: the master (or its
+/// Bytes that an update reads of a tile's slot and a home in memory holds: the master (or its
 /// remainder), m and v, in whole pages. 16-bit parameters are elsewhere in memory anyway.
 [[nodiscard]] Bytes state_bytes(StateFormat format, ElementCount parameters);
 /// A tile's slot on disk: the state and, where the master is not whole without them, the 16-bit
@@ -84,15 +84,15 @@ struct MemoryItem {
 /// its block.
 [[nodiscard]] std::vector<Tile> make_tiles(const Workload& workload, ElementCount tile_parameters);
 
-/// The size of the first gradient slot: the largest block that takes one. The vectors of tiles have
+/// Size of the first gradient slot, for the largest block that takes one. The vectors of tiles have
 /// one of their own size behind all.
 [[nodiscard]] ElementCount gradient_slot_elements(const Workload& workload);
-/// By the number of slots, the size of each but the first: the second largest of any so many blocks
-/// that follow each other, so that they all find one. For up to a slot for each block.
+/// Size of each slot but the first, by the number of slots n: the second largest of any n blocks in
+/// a row, so that they all find one. For up to a slot for each block.
 [[nodiscard]] std::vector<ElementCount> narrow_slots(const Workload& workload);
 [[nodiscard]] ElementCount vector_elements(const Workload& workload);  ///< 0 without tiles
 [[nodiscard]] ElementCount largest_block(const Workload& workload);
-/// Element size of a gradient while it waits for its update: the compute dtype's, or fp32 where
+/// Element type of a gradient while it waits for its update: the compute dtype's, or fp32 where
 /// several are summed.
 [[nodiscard]] DType waiting_gradient_dtype(const Workload& workload);
 

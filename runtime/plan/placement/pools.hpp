@@ -15,7 +15,7 @@
 
 namespace spillway::plan {
 
-/// Returns what so many elements take.
+/// Bytes that so many elements take.
 [[nodiscard]] inline Bytes bytes_of(ElementCount count, DType dtype) {
   return Bytes{count.value() * size_of(dtype)};
 }
@@ -32,8 +32,8 @@ struct Pool {
 using Pools = std::array<Pool, kPoolCount>;
 
 [[nodiscard]] Pools make_pools(const Workload& workload, const Placement& placement);
-/// Returns the pools with nothing but what a plan needs: the buffers that its ops name, the
-/// constants, and where its losses go on the host.
+/// Returns the pools with only what a plan needs: the buffers that its ops name, the constants, and
+/// where its losses go on the host.
 [[nodiscard]] Pools used_by(const StepPlan& plan, Pools pools);
 /// Returns the lines of the memory table of these pools.
 [[nodiscard]] std::vector<MemoryItem> memory_items(const Pools& pools);

@@ -24,8 +24,8 @@ struct LaneWork {
 /// Returns what the cuts of all blocks cost.
 [[nodiscard]] LaneWork work_of_blocks(const Workload& workload, const Placement& placement);
 
-/// Returns a time that `simulate(build_training_step(workload, placement), profile).step_seconds`
-/// is at least. A lane without a rate counts as instant.
+/// Lower bound of `simulate(build_training_step(workload, placement), profile).step_seconds`. A
+/// lane without a rate counts as instant.
 [[nodiscard]] double least_step_seconds(const Workload& workload, const Placement& placement,
                                         const MachineProfile& profile);
 

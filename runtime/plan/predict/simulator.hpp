@@ -57,10 +57,10 @@ struct Prediction {
 /// uses a rate that the profile lacks.
 [[nodiscard]] Prediction simulate(const StepPlan& plan, const MachineProfile& profile);
 
-/// The predictions for the lists of all stages of a pipeline, which begin together and each have
-/// the profile to themselves. A send and its receive start together. Each prediction has the
-/// seconds until the last stage ends, and no critical path. Throws `Error{invalid_argument}` as
-/// `simulate` does, and if messages wait for each other.
+/// Predicts the lists of all stages of a pipeline, which begin together and each have the profile
+/// to themselves. A send and its receive start together. Each prediction has the seconds until the
+/// last stage ends, and no critical path. Throws `Error{invalid_argument}` as `simulate` does, and
+/// if messages wait for each other.
 [[nodiscard]] std::vector<Prediction> simulate_stages(std::span<const StepPlan> stages,
                                                       const MachineProfile& profile);
 

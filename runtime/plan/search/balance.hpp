@@ -28,9 +28,9 @@ struct BalancedLayers {
 };
 
 /// Returns a cut whose stages fit the budgets, or miss them by the least found. Without a profile
-/// it is the nearest to that by FLOPs. With one it is that whose stages are busy most evenly: as
-/// long as it helps, one layer leaves the stage that has its busiest lane busy for longest. A cut
-/// that is simulated to save less than a hundredth of the step is not worth leaving that by FLOPs.
+/// it is the one nearest to the cut by FLOPs. With one it is the one whose stages are busy most
+/// evenly: while that helps, a layer leaves the stage whose busiest lane is busy longest. The cut
+/// by FLOPs stays unless the simulated step is a hundredth shorter.
 [[nodiscard]] BalancedLayers balance_layers(const BalanceRequest& request);
 
 }  // namespace spillway::plan

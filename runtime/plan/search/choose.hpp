@@ -42,8 +42,8 @@ struct Shortage {
   Bytes budget;
 };
 
-/// The placement that fits and that the rules below prefer, or the first tier that cannot hold its
-/// least.
+/// Chooses the placement that fits and that the rules below prefer, or names the first tier that
+/// cannot hold its least.
 ///
 /// Everything stays on the device; else the state leaves it, and the room that is left is filled
 /// with saved activations, parameters and sums of rounds of as many blocks as fit, by their price

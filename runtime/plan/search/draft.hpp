@@ -28,7 +28,7 @@ class Draft {
   void adjust(const Change& change) {
     change(placement_);
   }
-  /// Puts `place` in the place of a block's.
+  /// Replaces a block's cut by `place`.
   void set(std::uint32_t b, const BlockCut& place) {
     sums_.remove(b, placement_.blocks[b]);
     placement_.blocks[b] = place;

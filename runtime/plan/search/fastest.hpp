@@ -33,14 +33,14 @@ struct PlannedStep {
   std::size_t simulated = 0;  ///< placements that were simulated to find it
 };
 
-/// `first`, a placement for the request, or the one with the shortest step: what the request leaves
-/// open of state on the device, boundaries off it, internal activations (kept, recomputed, on the
-/// host for a share of the blocks), residency and sums of rounds is tried in each way, by itself
-/// and together with the rest. Where ranks gather parameters, the best of these is tried with
-/// gathers further ahead. What cannot be faster is not simulated, and of steps of very many ops
-/// only those placements whose lanes have the least to do. None uses the disk if `first` does not,
-/// and none takes its place for less than a hundredth of the step, which no profile is good for.
-/// Throws `Error{invalid_argument}` for a rate that the profile lacks.
+/// Finds the placement with the shortest step; `first` is one for the request. Tries what the
+/// request leaves open of state on the device, boundaries off it, internal activations (kept,
+/// recomputed, on the host for a share of the blocks), residency and sums of rounds in each way, by
+/// itself and together with the rest. Where ranks gather parameters, tries the best of these with
+/// gathers further ahead. Does not simulate what cannot be faster, and of steps of very many ops
+/// simulates only those placements whose lanes have the least to do. None uses the disk unless
+/// `first` does, and none replaces it for less than a hundredth of the step: no profile is that
+/// exact. Throws `Error{invalid_argument}` for a rate that the profile lacks.
 [[nodiscard]] PlannedStep fastest_placement(const Workload& workload, const Budgets& budgets,
                                             const PlacementRequest& request,
                                             const MachineProfile& profile, const Placement& first);

@@ -34,18 +34,18 @@ struct Upgrade {
 /// Upgrades all blocks, else as many as fit, the latest first.
 void fill(Draft& draft, const Upgrade& upgrade);
 
-/// Saved activations of a share of the blocks wait on the host, spread evenly: the link has the
+/// Keeps saved activations of a share of the blocks on the host, spread evenly: the link has the
 /// time of the blocks between two of them to carry what one saves.
 void spread_saved(Draft& draft, const PlacementRequest& request);
 
-/// Saved activations of as few blocks as make the device large enough wait in the tier, those of
-/// the earliest, which wait longest for their backward.
+/// Moves saved activations of as few blocks as make the device large enough to the tier, the
+/// earliest first: they wait longest for their backward.
 void offload_saved(Draft& draft, Tier tier);
 
-/// State of as few blocks as make the host large enough goes to disk, the latest first.
+/// Moves state of as few blocks as make the host large enough to disk, the latest first.
 void spill_state(Draft& draft);
 
-/// The same of the outputs of the layers before `end`, the earliest first: theirs wait longest.
+/// Moves likewise outputs of layers before `end`, the earliest first: theirs wait longest.
 void spill_outputs(Draft& draft, std::uint32_t end);
 
 }  // namespace spillway::plan::detail

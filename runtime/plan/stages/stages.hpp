@@ -20,7 +20,7 @@ namespace spillway::plan {
 /// Empties the blocks of layers that `workload.stage` does not run.
 void empty_other_stages(Workload& workload);
 
-/// Returns what is left of a workload for one stage. Its rounds are those of the pipeline. Throws
+/// Returns one stage's part of a workload. Its rounds are those of the pipeline. Throws
 /// `Error{not_supported}` for layers in tiles, and for what a pipeline that stays full excludes.
 [[nodiscard]] Workload workload_of_stage(const Workload& workload, const Pipeline& cut,
                                          std::uint32_t stage);

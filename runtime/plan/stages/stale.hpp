@@ -37,8 +37,8 @@ namespace spillway::plan {
 [[nodiscard]] std::vector<std::uint32_t> places_of_rounds(std::uint32_t rounds,
                                                           std::uint32_t in_flight);
 
-/// Returns how many updates the weights of each round lack in a step, of those of all steps before
-/// it: of the step's rounds, and of those of later steps that it begins.
+/// Returns, for each round of a step and each of later steps that it begins, how many updates of
+/// the steps before this one its weights lack.
 [[nodiscard]] std::vector<std::uint32_t> ages_of_rounds(const Pipeline& pipeline,
                                                         std::uint32_t stage);
 

@@ -19,9 +19,9 @@ namespace spillway::plan {
 /// order gives.
 [[nodiscard]] std::string find_wrong_content(const StepPlan& plan);
 
-/// Returns nothing, or names what one of the lists of a pipeline that stays full expects of a round
-/// in flight and none has left there. They run in a row, that which fills the pipeline first, and
-/// each step has so many rounds.
+/// Returns nothing, or names what a list of a pipeline that stays full expects of a round in
+/// flight, but no list has left there. They run in a row, the one that fills the pipeline first;
+/// each step has `rounds` rounds.
 [[nodiscard]] std::string find_lost_round(std::span<const StepPlan> lists, std::uint32_t rounds);
 
 }  // namespace spillway::plan

@@ -67,8 +67,8 @@ class DependencyTracker {
   std::vector<OpIndex> passed_;  // disk ops that are complete through a kept candidate
 };
 
-/// Returns lists that run one after the other as one list, in which an op waits for those of
-/// earlier lists that its buffers say and for no others.
+/// Returns lists that run one after the other as one list, in which an op waits only for those ops
+/// of earlier lists that its buffers require.
 [[nodiscard]] StepPlan in_a_row(std::span<const StepPlan> lists);
 
 }  // namespace spillway::plan

@@ -31,7 +31,7 @@ class CudnnAttention {
   virtual ~CudnnAttention() = default;
   [[nodiscard]] virtual AttentionEngines engines() const = 0;
   virtual void forward(const AttentionForwardArguments& arguments, void* stream) = 0;
-  /// `arguments` are those of a part: see attention_parts.hpp.
+  /// Takes the arguments of a part: see attention_parts.hpp.
   virtual void backward(const AttentionBackwardArguments& arguments, void* stream) = 0;
 };
 

@@ -15,7 +15,7 @@ void check_own_attention(const AttentionShape& shape);
 
 void own_attention_forward(void* stream, DType compute, const AttentionShape& shape,
                            const AttentionForwardArguments& arguments);
-/// `arguments.workspace` has 4 bytes a row, as workspace.hpp says.
+/// Takes 4 bytes of workspace a row, as workspace.hpp says.
 void own_attention_backward(void* stream, DType compute, const AttentionShape& shape,
                             const AttentionBackwardArguments& arguments);
 

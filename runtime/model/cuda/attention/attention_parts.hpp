@@ -15,7 +15,7 @@ struct AttentionPlace {
   std::uint32_t kv_head = 0;
 };
 
-/// Returns the rows from the head's of the first position of the window on.
+/// Returns the head's rows from the first position of the window on.
 template <class View>
 [[nodiscard]] HeadRows<View> rows_from(const HeadRows<View>& all, const AttentionShape& shape,
                                        DType dtype, std::uint32_t window, std::uint32_t head) {
@@ -25,7 +25,7 @@ template <class View>
   return {all.data.subspan(first, all.data.size() - first), all.stride};
 }
 
-/// Returns what of a call belongs to the part that begins at `place`.
+/// Returns a call's arguments for the part that begins at `place`.
 [[nodiscard]] inline AttentionBackwardArguments arguments_of_part(
     const AttentionBackwardArguments& a, const AttentionShape& shape, DType dtype,
     const AttentionPlace& place) {

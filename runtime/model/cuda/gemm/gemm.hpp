@@ -46,7 +46,7 @@ class GemmDescriptors {
       std::unique_ptr<cublasLtMatmulDescOpaque_t, decltype(&cublasLtMatmulDescDestroy)>;
   using Layout =
       std::unique_ptr<cublasLtMatrixLayoutOpaque_t, decltype(&cublasLtMatrixLayoutDestroy)>;
-  /// Looks at the alignment alone of a bias that is not there yet.
+  /// Describes a bias that is not there yet, by its alignment.
   void describe_bias(Alignment alignment) const;
   [[nodiscard]] Layout make_layout(const ColumnMajor& matrix, cudaDataType_t type) const;
 
@@ -76,7 +76,7 @@ class Multiplier {
   void run(GemmPlan plan, const GemmArguments& arguments, cudaStream_t stream);
   /// Returns where GemmChoices keeps the shape's algorithm.
   [[nodiscard]] std::string key(const GemmShape& shape, Alignment alignment) const;
-  /// Returns what every planned shape uses, for the record of a run.
+  /// Choices of all planned shapes, for the record of a run.
   [[nodiscard]] const GemmChoices& used() const { return used_; }
 
   /// Times the library's first `count` proposals on `arguments`, in its order. Waits for the
@@ -90,7 +90,7 @@ class Multiplier {
     GemmDescriptors descriptors;
     std::optional<cublasLtMatmulAlgo_t> aligned, unaligned;  ///< at least one
   };
-  /// Returns nothing where the library has none.
+  /// Chooses an algorithm, if there is one.
   [[nodiscard]] std::optional<cublasLtMatmulAlgo_t> choose(const GemmDescriptors& descriptors,
                                                            Alignment alignment);
 

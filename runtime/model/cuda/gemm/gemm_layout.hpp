@@ -58,7 +58,7 @@ struct ColumnMajorGemm {
   return p;
 }
 
-/// Returns the factor of what is added: the residual, or what a gradient holds already.
+/// Factor of what is added: the residual, or what a gradient holds already.
 [[nodiscard]] constexpr float beta(const GemmShape& s, bool first) {
   return s.residual || (s.output == GemmOutput::gradient && !first) ? 1.0F : 0.0F;
 }

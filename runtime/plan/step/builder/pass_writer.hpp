@@ -27,7 +27,7 @@ class PassWriter : public StepPart {
   void restart() { held_.assign(workload_.micro_batches, {}); }
 
   virtual void visit_forward(std::uint32_t block, MicroBatches range, bool train) = 0;
-  /// The loss, and in training its gradient.
+  /// Writes the loss and, in training, its gradient.
   virtual void visit_head(MicroBatches range, bool train) = 0;
   virtual void backward_layer(std::uint32_t layer, MicroBatches range) = 0;
 

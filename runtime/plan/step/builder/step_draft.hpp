@@ -93,7 +93,7 @@ class StepPart {
   [[nodiscard]] Value activation_gradient(std::uint32_t layer, std::uint32_t m) const {
     return {ValueKind::activation_gradient, layer, m, step_.round};
   }
-  /// Returns what is made by the blocks of a layer in turn, its parts, after one of them.
+  /// Returns what the blocks of a layer, its parts, make in turn, after one of them.
   [[nodiscard]] Value made_by(ValueKind kind, std::uint32_t layer, std::uint32_t part,
                               std::uint32_t m) const {
     return {kind, layer, m, step_.round, part};
@@ -103,7 +103,7 @@ class StepPart {
   [[nodiscard]] Value of_pass(ValueKind kind, std::uint32_t m) const {
     return {kind, 0, m, step_.round};
   }
-  /// Returns how many updates the parameters lack that passes of the round use.
+  /// Number of updates that the parameters in the round's passes lack.
   [[nodiscard]] std::uint32_t age() const {
     return step_.trains && workload_.stage.stays_full() ? workload_.stage.ages[step_.round] : 0;
   }

@@ -21,7 +21,7 @@ class Weights : public StepPart {
   void read_vectors(OpDraft& draft) const;
   void refresh_residents(std::uint32_t block);
   void gather_ahead(std::uint32_t visited);
-  /// Backward goes no further than this block, and gathers no block below it ahead.
+  /// Gathers no block below this one ahead of backward, which ends here.
   void gather_until(std::uint32_t block) { ahead_until_ = block; }
 
  private:

@@ -13,7 +13,7 @@ namespace spillway::model::cuda::bodies {
 struct Softmax {
   float *scores, *largest, *total, *factor;
 
-  /// `first` and `key` are the positions of the first kept query and the first streamed key.
+  /// Adds a tile. `first`, `key`: positions of the first kept query and the first streamed key.
   template <class Team>
   SPILLWAY_HOST_DEVICE void absorb(const Team& team, const AttentionSize& size, unsigned first,
                                    unsigned key) const {
@@ -45,7 +45,7 @@ struct Softmax {
     });
   }
 
-  /// Returns how many keys of the tile from `key` on the query at `position` sees.
+  /// Number of keys of the tile from `key` on that the query at `position` sees.
   SPILLWAY_HOST_DEVICE static unsigned visible(const AttentionSize& size, unsigned position,
                                                unsigned key) {
     const unsigned last = position < size.sequence ? position : size.sequence - 1;

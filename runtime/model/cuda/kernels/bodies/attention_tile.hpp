@@ -79,7 +79,7 @@ constexpr std::uint64_t attention_tiles(std::uint32_t batch, std::uint32_t heads
   return std::uint64_t{batch} * heads * ((sequence + kKept - 1) / kKept);
 }
 
-/// Streamed rows are apart by an odd number of floats, as score rows are.
+/// Odd distance of streamed rows in floats, as that of score rows.
 SPILLWAY_HOST_DEVICE constexpr unsigned streamed_pitch(unsigned dim) { return dim | 1U; }
 constexpr std::uint64_t attention_forward_floats(unsigned dim) {
   return 2ULL * kKept * dim + std::uint64_t{kStreamed} * streamed_pitch(dim) + kKept * kScorePitch +

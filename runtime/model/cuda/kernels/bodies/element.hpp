@@ -126,7 +126,7 @@ __device__ inline void store_words(T* p, const Pack<kPack>& values) {
 
 #endif  // __CUDACC__
 
-/// `N` is 1 or kPack elements; for a pack `p` is 16-byte aligned.
+/// Loads `N` elements, 1 or kPack; for a pack `p` is 16-byte aligned.
 template <unsigned N, class T>
 SPILLWAY_HOST_DEVICE inline Pack<N> load(const T* p) {
   static_assert(N == 1 || N == kPack);

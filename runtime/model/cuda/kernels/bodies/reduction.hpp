@@ -8,8 +8,8 @@
 
 namespace spillway::model::cuda::bodies {
 
-/// Rows are split into so many groups at most: enough to fill any GPU, and few enough that partial
-/// sums stay a small part of the traffic (8 MiB of them below 4096 columns, 512 rows above).
+/// Most groups that rows are split into: enough to fill any GPU, and few enough that partial sums
+/// stay a small part of the traffic (8 MiB of them below 4096 columns, 512 rows above).
 constexpr std::uint64_t most_groups(std::uint64_t columns) {
   constexpr std::uint64_t kElements = std::uint64_t{1} << 21;
   return std::clamp<std::uint64_t>(kElements / std::max<std::uint64_t>(1, columns), 512, 4096);
@@ -23,7 +23,7 @@ constexpr std::uint64_t group_count(std::uint64_t rows, std::uint64_t columns) {
   return (rows + in_group - 1) / in_group;
 }
 
-/// Returns the bytes of partial sums of at most so many rows and columns, and of a double a row.
+/// Bytes of partial sums of at most so many rows and columns, and of a double a row.
 constexpr std::uint64_t reduction_bytes(std::uint64_t rows, std::uint64_t columns) {
   constexpr std::uint64_t kElements = std::uint64_t{1} << 21;
   const std::uint64_t partial =

@@ -58,12 +58,12 @@ void with_pack(bool packed, Call call) {
   }
 }
 
-/// Returns true if every address is one that packs can start at. A null address is none.
+/// Whether packs can start at every address; null is no obstacle.
 template <class... Pointer>
 bool aligned(const Pointer*... addresses) {
   return ((reinterpret_cast<std::uintptr_t>(addresses) % kWordBytes == 0) && ...);
 }
-/// Returns true if every count of elements is whole packs, so that what follows stays aligned.
+/// Whether every count of elements is whole packs, so that what follows stays aligned.
 template <class... Count>
 bool whole_packs(Count... counts) {
   return ((counts % kPack == 0) && ...);

@@ -55,7 +55,7 @@ struct TokenSort {
     return static_cast<unsigned>(token_of(occurrence) >> (pass * kDigitBits)) & (kDigits - 1);
   }
 
-  /// counts[0 .. kDigits * lanes) become sums of all before them.
+  /// Turns counts[0 .. kDigits * lanes) into exclusive sums.
   template <class Team>
   SPILLWAY_HOST_DEVICE static void exclusive_sums(Team team, std::uint32_t* counts,
                                                   std::uint32_t* totals) {
