@@ -30,10 +30,10 @@ namespace {
 bool is_run(const std::filesystem::path& path) { return holds_run(RunDirectory(path)); }
 
 /// The steps of one run, with what surrounds them.
-class Loop {
+class TrainLoop {
  public:
-  Loop(const TrainRequest& request, RankGroups& ranks, TrainObserver& observer,
-       const std::atomic<int>& interrupt)
+  TrainLoop(const TrainRequest& request, RankGroups& ranks, TrainObserver& observer,
+            const std::atomic<int>& interrupt)
       : request_(request),
         ranks_(ranks),
         observer_(observer),
@@ -81,7 +81,7 @@ class Loop {
   TrainReport report_;
 };
 
-void Loop::create_trainer() {
+void TrainLoop::create_trainer() {
   const comm::AtWork preparing(request_.ranks);
   const bool resumes = run_->claim.resumes();
   trainer_ = std::make_unique<Trainer>(run_->engine_setup(), std::move(run_->model));
@@ -125,7 +125,7 @@ void Loop::create_trainer() {
                     [this](const std::string& text) { observer_.noted(text); });
 }
 
-void Loop::initialize() {
+void TrainLoop::initialize() {
   const model::ModelLayout layout =
       model::make_layout(run_->config(), run_->plan.options.operator_tile);
   std::unique_ptr<model::ParameterSource> made;
@@ -136,7 +136,7 @@ void Loop::initialize() {
   trainer_->initialize(HeldParameters(source, layout, run_->plan.options.compute));
 }
 
-void Loop::open_metrics() {
+void TrainLoop::open_metrics() {
   if (!ranks_.leads()) return;
   metrics_.emplace(run_->claim.run().metrics(), trainer_->state().step);
   if (metrics_->damaged() > 0) {
@@ -145,7 +145,7 @@ void Loop::open_metrics() {
   }
 }
 
-void Loop::start_from_run() {
+void TrainLoop::start_from_run() {
   const RunConfig origin = RunDirectory(*request_.from).read_config();
   for (const std::string& difference : differences_in_mathematics(origin, run_->run_config)) {
     observer_.noted(fmt::format("not as in {}: {}", request_.from->string(), difference));
@@ -163,31 +163,31 @@ void Loop::start_from_run() {
 }
 
 /// Files can be removed while they are open.
-void Loop::check_present() const {
+void TrainLoop::check_present() const {
   run_->claim.check_present();
   trainer_->store().check_present();
   if (metrics_) metrics_->check_present();
 }
 
 /// What a commit relies on is looked at again when it is durable.
-void Loop::note_commit() {
+void TrainLoop::note_commit() {
   if (trainer_->committed_step() == noted_commit_) return;
   noted_commit_ = trainer_->committed_step();
   check_present();
   run_->claim.note_commit();
 }
 
-void Loop::finish_save() {
+void TrainLoop::finish_save() {
   const auto saved = checkpoints_->finish(*trainer_, run_->run_config);
   if (saved) observer_.saved(saved->step, saved->directory);
 }
 
-void Loop::save_if_due() {
+void TrainLoop::save_if_due() {
   if (checkpoints_->due(trainer_->state().step)) checkpoints_->start(*trainer_);
   finish_save();
 }
 
-bool Loop::evaluation_due(std::uint64_t step) const {
+bool TrainLoop::evaluation_due(std::uint64_t step) const {
   if (!run_->data->validation) return false;
   const bool last = step == run_->steps;
   return last || (run_->plan.options.eval_every > 0 && step % run_->plan.options.eval_every == 0);
@@ -195,7 +195,7 @@ bool Loop::evaluation_due(std::uint64_t step) const {
 
 /// Adds it to the last line of the metrics, if that lacks it: after the step, or
 /// where the process was killed between the evaluation's commit and its line.
-void Loop::evaluate_if_due() {
+void TrainLoop::evaluate_if_due() {
   const std::uint64_t step = trainer_->state().step;
   if (!evaluation_due(step)) return;
   const bool lacks = metrics_ && metrics_->can_amend();
@@ -209,7 +209,7 @@ void Loop::evaluate_if_due() {
   observer_.evaluated(step, evaluation);
 }
 
-void Loop::report(const StepResult& result, const StepUse& use) {
+void TrainLoop::report(const StepResult& result, const StepUse& use) {
   if (metrics_) metrics_->append(result, use.exposed);
   if (monitors_) monitors_->append(result);
   step_seconds_.add(result.seconds);
@@ -217,14 +217,14 @@ void Loop::report(const StepResult& result, const StepUse& use) {
   observer_.stepped(result, use);
 }
 
-void Loop::report(std::span<const StepResult> results) {
+void TrainLoop::report(std::span<const StepResult> results) {
   for (std::size_t i = 0; i < results.size(); ++i) report(results[i], uses_[i]);
   if (!results.empty()) uses_.clear();
 }
 
 /// The stages of a pipeline that need not meet after each step do so before anything else that they
 /// do together.
-void Loop::train_step() {
+void TrainLoop::train_step() {
   // Looks at the disk, which may fail: after the step, its line would be lost.
   const bool saves = checkpoints_->due(trainer_->state().step + 1);
   if (metrics_ && trainer_->commits_next()) metrics_->synchronize();
@@ -244,7 +244,7 @@ void Loop::train_step() {
   save_if_due();  // before an evaluation, which writes the state too
 }
 
-void Loop::keep_tokenizer_files() const {
+void TrainLoop::keep_tokenizer_files() const {
   keep_tokenizer({.run = run_->claim.run().root(),
                   .from = request_.from,
                   .data = request_.data,
@@ -252,13 +252,13 @@ void Loop::keep_tokenizer_files() const {
 }
 
 /// A signal reaches the ranks one after the other; they stop after the same step.
-bool Loop::interrupted() {
+bool TrainLoop::interrupted() {
   if (!trainer_->results_complete()) return false;
   const bool signalled = interrupt_.load(std::memory_order_relaxed) != 0;
   return ranks_.any(signalled ? Vote::yes : Vote::no);
 }
 
-void Loop::train_steps() {
+void TrainLoop::train_steps() {
   if (ranks_.leads()) keep_tokenizer_files();
   save_if_due();  // the process before may have been killed between a commit and its copy
   evaluate_if_due();
@@ -268,7 +268,7 @@ void Loop::train_steps() {
   }
 }
 
-void Loop::commit() {
+void TrainLoop::commit() {
   if (metrics_) metrics_->synchronize();
   trainer_->commit();
   note_commit();
@@ -278,7 +278,7 @@ void Loop::commit() {
 /// Makes the last step true on disk before an error ends the run, if what is in memory is still
 /// sound. A step without its line in the metrics is not committed: it is done again, and has its
 /// line then. Many ranks commit together or not at all.
-void Loop::commit_after_error() {
+void TrainLoop::commit_after_error() {
   if (!ranks_.alone()) return;
   const bool committable =
       metrics_->is_complete() && trainer_->is_sound() && trainer_->placement().commits;
@@ -294,7 +294,7 @@ void Loop::commit_after_error() {
 
 /// A process that had no step left to do has no trace; that of the steps before it stays. The trace
 /// is for whoever looks at the run's speed: without it the run is no less whole.
-void Loop::write_trace() {
+void TrainLoop::write_trace() {
   if (step_seconds_.count() == 0 || !ranks_.leads()) return;
   try {
     trace_->write(run_->claim.run().trace());
@@ -303,7 +303,7 @@ void Loop::write_trace() {
   }
 }
 
-void Loop::finish() {
+void TrainLoop::finish() {
   commit();
   check_present();
   write_trace();
@@ -326,7 +326,7 @@ void Loop::finish() {
   report_.state_written = trainer.store().counters().written;
 }
 
-TrainReport Loop::run() {
+TrainReport TrainLoop::run() {
   create_trainer();
   try {
     train_steps();
@@ -343,7 +343,7 @@ TrainReport Loop::run() {
 TrainReport train(const TrainRequest& request, TrainObserver& observer,
                   const std::atomic<int>& interrupt) {
   std::optional<RankGroups> ranks;  // both outlive what may throw
-  std::optional<Loop> loop;
+  std::optional<TrainLoop> loop;
   return abandon_on_error(request.ranks, [&] {
     ranks.emplace(request.ranks,
                   grid_of(request.options, request.ranks == nullptr ? 1 : request.ranks->ranks()));

@@ -29,7 +29,7 @@ enum class PipelineSchedule : std::uint8_t {
 };
 
 [[nodiscard]] std::string_view name_of(PipelineSchedule schedule);
-/// Whether passes use weights that later updates have changed: stages/stale.hpp.
+/// Whether passes use weights that later updates have changed: pipeline/stale.hpp.
 [[nodiscard]] constexpr bool has_stale_weights(PipelineSchedule schedule) {
   return schedule == PipelineSchedule::pipedream || schedule == PipelineSchedule::pipedream_2bw;
 }

@@ -16,7 +16,7 @@
 
 #include "runtime/base/units.hpp"
 #include "runtime/plan/buffers.hpp"
-#include "runtime/plan/pipeline/grid.hpp"
+#include "runtime/plan/ranks.hpp"
 #include "runtime/plan/workload.hpp"
 
 namespace spillway::plan {

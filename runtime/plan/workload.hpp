@@ -9,39 +9,10 @@
 #include "runtime/base/dtype.hpp"
 #include "runtime/base/state_format.hpp"
 #include "runtime/base/units.hpp"
-#include "runtime/plan/orders.hpp"
-#include "runtime/plan/pipeline/timeline.hpp"
+#include "runtime/plan/ranks.hpp"
+#include "runtime/plan/stage.hpp"
 
 namespace spillway::plan {
-
-/// What each rank holds one part of, its shard (Rajbhandari et al. 2020, ZeRO, section 5).
-enum class Sharding : std::uint8_t {
-  none,        ///< stage 0: every rank holds and updates everything
-  state,       ///< stages 1 and 2: the rank's part of state and gradients; parameters whole
-  parameters,  ///< stage 3: the rank's part of these too; a pass gathers them block by block
-};
-
-/// The ranks of a data-parallel job, each with micro-batches of its own, and which of them this is.
-struct Ranks {
-  std::uint32_t count = 1;
-  std::uint32_t rank = 0;
-  Sharding sharding = Sharding::none;
-  SumOrder sums = SumOrder::fast;
-  /// Number of ranks that share out a second copy of parameters, the ranks of a node, where
-  /// `sharding` is of parameters: what a visit has gathered is kept there for the next visits of
-  /// the step (Wang et al. 2023, ZeRO++, section 3.2). Divides `count`; 1: there is no such copy.
-  std::uint32_t secondary = 1;
-};
-
-/// The ranks that share out every matrix of a model, a tensor group, and which of them this is
-/// (Shoeybi et al. 2019, Megatron-LM, section 3). All have the same micro-batches.
-struct TensorGroup {
-  std::uint32_t count = 1;
-  std::uint32_t index = 0;
-  /// Whether each rank has only its own tokens of what lies between blocks, and gathers those of
-  /// all for the matrices (Korthikanti et al. 2022, section 4.2.2).
-  bool sequence = false;
-};
 
 /// One streaming unit. Sizes are per micro-batch.
 struct BlockShape {
@@ -68,60 +39,6 @@ struct BlockShape {
 [[nodiscard]] inline ElementCount pad(ElementCount parameters, std::uint32_t ranks) {
   return ElementCount{round_up(parameters.value(), std::uint64_t{ranks} * kLeafParameters)};
 }
-
-/// A half-open range of blocks.
-struct BlockRange {
-  std::uint32_t first = 0;
-  std::uint32_t end = 0;
-  bool operator==(const BlockRange&) const = default;
-  [[nodiscard]] bool contains(std::uint32_t block) const { return block >= first && block < end; }
-};
-
-/// A rank's stage of a pipeline: the layers that it runs, and what it does in turn. All else of the
-/// workload is that of the model, but blocks of other stages are empty.
-struct Stage {
-  std::uint32_t index = 0;
-  std::uint32_t count = 1;
-  std::vector<BlockRange> chunks;  ///< ranges of layers; none: all layers, one round after another
-  std::vector<StageStep> steps;    ///< without those of other ranks' replicas
-  /// What the stage does ahead of a step that finds the pipeline empty, where it stays full between
-  /// steps.
-  std::vector<StageStep> fill;
-  /// Age of the weights that the passes of each round use, where the pipeline stays full: how many
-  /// they lack of the updates up to the one that a step's list begins with. Rounds of later steps
-  /// that have begun follow those of this one. Empty where the pipeline does not stay full.
-  std::vector<std::uint32_t> ages;
-  std::uint32_t versions = 0;  ///< of its weights that it keeps beside the newest
-  /// Number of lists of a step, which take turns: the places of rounds and of versions move on.
-  std::uint32_t phases = 1;
-  std::uint32_t phase = 0;
-  /// Place of each round among those in flight, where it is the same in every step of a pipeline
-  /// that stays full; else empty.
-  std::vector<std::uint32_t> places;
-  std::uint32_t begun = 0;      ///< rounds of the next step that are in flight when a step ends
-  std::uint32_t in_flight = 1;  ///< rounds whose activations it keeps at once
-  std::uint32_t tied_in_flight = 1;  ///< rounds of which it keeps what a tied head adds
-  /// Most passes whose boundaries wait, to be read or to be sent, beside those of the running pass.
-  std::uint32_t waiting = 0;
-  /// Time of a step over that of this stage's passes, were each as long as its FLOPs say.
-  double stretch = 1;
-
-  /// Returns whether the pipeline stays full between steps. Passes may then use weights from before
-  /// the last updates, of which the stage has a stash.
-  [[nodiscard]] bool stays_full() const { return !ages.empty(); }
-  /// Returns the place in the stash of the weights that a round uses, where they are not the
-  /// newest.
-  [[nodiscard]] std::uint32_t version_of(std::uint32_t round) const {
-    return (phase + round) % versions;
-  }
-  /// Place of the weights that the pending update is about to change.
-  [[nodiscard]] std::uint32_t last_version() const { return (phase + versions - 1) % versions; }
-  /// Place of what is kept of a round among the rounds in flight. Rounds of the next step count on
-  /// from those of this one.
-  [[nodiscard]] std::uint32_t place_of(std::uint32_t round) const {
-    return places.empty() ? (phase + round) % in_flight : places[round % places.size()];
-  }
-};
 
 /// Blocks in forward order: embedding, layers, head. The head computes the loss and both its
 /// passes in one op. A tied head uses the parameters of block 0 as well as its own.
@@ -162,79 +79,7 @@ struct Workload {
   std::uint32_t micro_batches = 1;  ///< of this rank in a round
   std::uint32_t rounds = 1;
 
-  /// Returns whether this rank runs the layer.
-  [[nodiscard]] bool runs(std::uint32_t layer) const {
-    return stage.chunks.empty() || std::ranges::any_of(stage.chunks, [&](const BlockRange& c) {
-             return c.contains(layer);
-           });
-  }
-  /// Returns whether this rank makes the layer's output or reads it.
-  [[nodiscard]] bool has_output(std::uint32_t layer) const {
-    return runs(layer) || runs(layer + 1);
-  }
-  /// Returns whether the layer's output waits for a backward on this rank. What only the head or
-  /// another stage reads does not.
-  [[nodiscard]] bool output_waits(std::uint32_t layer) const {
-    return layer + 1 < head_layer() && runs(layer + 1);
-  }
-  /// Returns whether this rank's head uses an embedding that another stage has.
-  [[nodiscard]] bool borrows_embedding() const {
-    return tied_head && runs(head_layer()) && !runs(0);
-  }
-  /// Returns whether another stage's head uses this rank's embedding.
-  [[nodiscard]] bool lends_embedding() const { return tied_head && runs(0) && !runs(head_layer()); }
-  /// Returns whether what passes make is added up over a tensor group.
-  [[nodiscard]] bool sums_passes() const { return tensor.count > 1; }
-  /// Whether a rank has only its own tokens of what lies between blocks.
-  [[nodiscard]] bool shares_tokens() const { return sums_passes() && tensor.sequence; }
-  /// Returns whether gradients of a block's last parameters add up over a tensor group.
-  [[nodiscard]] bool sums_shared(std::uint32_t block) const {
-    return sums_passes() && blocks[block].partial_first < blocks[block].parameters;
-  }
-  /// Number of micro-batches whose activations are kept at once.
-  [[nodiscard]] std::uint32_t micro_batches_in_flight() const {
-    return micro_batches * stage.in_flight;
-  }
-  /// Number of parts that a block's state is cut into, all of one size.
-  [[nodiscard]] std::uint32_t shards() const {
-    return ranks.sharding == Sharding::none ? 1 : ranks.count;
-  }
-  /// Parameters in this rank's part of a block.
-  [[nodiscard]] ElementCount shard_elements(std::uint32_t block) const {
-    return ElementCount{blocks[block].padded_parameters.value() / shards()};
-  }
-  /// Returns where this rank's part of a block begins.
-  [[nodiscard]] ElementCount shard_start(std::uint32_t block) const {
-    return ElementCount{shards() == 1 ? 0 : shard_elements(block).value() * ranks.rank};
-  }
-  /// Returns whether a pass has to gather the parameters of its block.
-  [[nodiscard]] bool gathers() const {
-    return ranks.count > 1 && ranks.sharding == Sharding::parameters;
-  }
-  /// Returns whether ranks of a node keep what they have gathered of a block: it is visited again.
-  [[nodiscard]] bool keeps_secondary(std::uint32_t block) const {
-    return gathers() && ranks.secondary > 1 && visits(block) > 1;
-  }
-  /// Parameters in this rank's part of a node's copy of a block.
-  [[nodiscard]] ElementCount secondary_elements(std::uint32_t block) const {
-    return ElementCount{blocks[block].padded_parameters.value() / ranks.secondary};
-  }
-  /// How often a step's passes read the parameters of a block.
-  [[nodiscard]] std::uint32_t visits(std::uint32_t block) const {
-    const bool both_passes = block > 0 && block != head_layer();
-    const bool also_in_head = block == 0 && tied_head;
-    return rounds * (both_passes || also_in_head ? 2 : 1);
-  }
-  /// Returns whether ranks hold all parameters and update a part of them.
-  [[nodiscard]] bool shares_updates() const {
-    return ranks.count > 1 && ranks.sharding == Sharding::state;
-  }
-  /// Number of gradients of one round that this rank adds to its sums.
-  [[nodiscard]] std::uint32_t gradients_of_round() const {
-    return ranks.sums == SumOrder::fixed ? ranks.count : 1;
-  }
-  /// Returns whether a gradient waits as a sum of several.
-  [[nodiscard]] bool sums_gradients() const { return rounds * gradients_of_round() > 1; }
+  // Layers and their blocks
 
   /// The block itself where there are no tiles.
   [[nodiscard]] std::uint32_t layer_of(std::uint32_t block) const {
@@ -270,6 +115,9 @@ struct Workload {
   [[nodiscard]] ElementCount tied_elements_of(std::uint32_t block) const {
     return tiled ? blocks[block].parameters : tied_elements;
   }
+
+  // FLOPs of the loss
+
   /// How often a step's passes make the logits of a micro-batch: before the gradient, what is known
   /// of all logits has to come together from tiles or ranks.
   [[nodiscard]] std::uint32_t logit_passes() const { return tiled || sums_passes() ? 2 : 1; }
@@ -281,6 +129,91 @@ struct Workload {
   [[nodiscard]] double loss_gradient_flops(std::uint32_t block) const {
     return head_is_embedding() ? 2 * blocks[block].loss_flops : blocks[block].backward_flops;
   }
+
+  // This rank's stage
+
+  /// Returns whether this rank runs the layer.
+  [[nodiscard]] bool runs(std::uint32_t layer) const {
+    return stage.chunks.empty() || std::ranges::any_of(stage.chunks, [&](const BlockRange& c) {
+             return c.contains(layer);
+           });
+  }
+  /// Returns whether this rank makes the layer's output or reads it.
+  [[nodiscard]] bool has_output(std::uint32_t layer) const {
+    return runs(layer) || runs(layer + 1);
+  }
+  /// Returns whether the layer's output waits for a backward on this rank. What only the head or
+  /// another stage reads does not.
+  [[nodiscard]] bool output_waits(std::uint32_t layer) const {
+    return layer + 1 < head_layer() && runs(layer + 1);
+  }
+  /// Returns whether this rank's head uses an embedding that another stage has.
+  [[nodiscard]] bool borrows_embedding() const {
+    return tied_head && runs(head_layer()) && !runs(0);
+  }
+  /// Returns whether another stage's head uses this rank's embedding.
+  [[nodiscard]] bool lends_embedding() const { return tied_head && runs(0) && !runs(head_layer()); }
+  /// Number of micro-batches whose activations are kept at once.
+  [[nodiscard]] std::uint32_t micro_batches_in_flight() const {
+    return micro_batches * stage.in_flight;
+  }
+
+  // Its tensor group
+
+  /// Returns whether what passes make is added up over a tensor group.
+  [[nodiscard]] bool sums_passes() const { return tensor.count > 1; }
+  /// Whether a rank has only its own tokens of what lies between blocks.
+  [[nodiscard]] bool shares_tokens() const { return sums_passes() && tensor.sequence; }
+  /// Returns whether gradients of a block's last parameters add up over a tensor group.
+  [[nodiscard]] bool sums_shared(std::uint32_t block) const {
+    return sums_passes() && blocks[block].partial_first < blocks[block].parameters;
+  }
+
+  // Its replicas
+
+  /// Number of parts that a block's state is cut into, all of one size.
+  [[nodiscard]] std::uint32_t shards() const {
+    return ranks.sharding == Sharding::none ? 1 : ranks.count;
+  }
+  /// Parameters in this rank's part of a block.
+  [[nodiscard]] ElementCount shard_elements(std::uint32_t block) const {
+    return ElementCount{blocks[block].padded_parameters.value() / shards()};
+  }
+  /// Returns where this rank's part of a block begins.
+  [[nodiscard]] ElementCount shard_start(std::uint32_t block) const {
+    return ElementCount{shards() == 1 ? 0 : shard_elements(block).value() * ranks.rank};
+  }
+  /// Returns whether a pass has to gather the parameters of its block.
+  [[nodiscard]] bool gathers() const {
+    return ranks.count > 1 && ranks.sharding == Sharding::parameters;
+  }
+  /// Returns whether ranks of a node keep what they have gathered of a block: it is visited again.
+  [[nodiscard]] bool keeps_secondary(std::uint32_t block) const {
+    return gathers() && ranks.secondary > 1 && visits(block) > 1;
+  }
+  /// Parameters in this rank's part of a node's copy of a block.
+  [[nodiscard]] ElementCount secondary_elements(std::uint32_t block) const {
+    return ElementCount{blocks[block].padded_parameters.value() / ranks.secondary};
+  }
+  /// How often a step's passes read the parameters of a block.
+  [[nodiscard]] std::uint32_t visits(std::uint32_t block) const {
+    const bool both_passes = block > 0 && block != head_layer();
+    const bool also_in_head = block == 0 && tied_head;
+    return rounds * (both_passes || also_in_head ? 2 : 1);
+  }
+  /// Returns whether ranks hold all parameters and update a part of them.
+  [[nodiscard]] bool shares_updates() const {
+    return ranks.count > 1 && ranks.sharding == Sharding::state;
+  }
+
+  // Sums of gradients
+
+  /// Number of gradients of one round that this rank adds to its sums.
+  [[nodiscard]] std::uint32_t gradients_of_round() const {
+    return ranks.sums == SumOrder::fixed ? ranks.count : 1;
+  }
+  /// Returns whether a gradient waits as a sum of several.
+  [[nodiscard]] bool sums_gradients() const { return rounds * gradients_of_round() > 1; }
 };
 
 /// Number of targets of a step, of all ranks.

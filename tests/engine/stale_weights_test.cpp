@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "cpu_adam/gradient_norm.hpp"
-#include "runtime/plan/stages/stages.hpp"
+#include "runtime/plan/pipeline/stages.hpp"
 #include "tests/engine/ranks_harness.hpp"
 
 namespace spillway::engine::stale_weights_test {

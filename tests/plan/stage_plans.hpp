@@ -1,7 +1,7 @@
 // What tests of the step plans of stages share: a model that stages are cut from.
 #pragma once
 
-#include "runtime/plan/stages/stages.hpp"
+#include "runtime/plan/pipeline/stages.hpp"
 #include "tests/plan/expect_correct.hpp"
 
 namespace spillway::plan {

@@ -1,6 +1,6 @@
 // The step plans of a pipeline's stages: each by the rules of a plan, and all of them together
 // against the plan of one rank.
-#include "runtime/plan/stages/stages.hpp"
+#include "runtime/plan/pipeline/stages.hpp"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>

@@ -1,7 +1,7 @@
 // Pipelines that stay full, PipeDream and PipeDream-2BW: their weights against the published
 // figures and formulas, and the step plans of PipeDream-2BW by the rules of a plan, one after the
 // other.
-#include "runtime/plan/stages/stale.hpp"
+#include "runtime/plan/pipeline/stale.hpp"
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>

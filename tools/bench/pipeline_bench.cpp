@@ -13,8 +13,8 @@
 #include "runtime/base/error.hpp"
 #include "runtime/engine/step/executor.hpp"
 #include "runtime/engine/training/update_decision.hpp"
+#include "runtime/plan/pipeline/stages.hpp"
 #include "runtime/plan/search/choose.hpp"
-#include "runtime/plan/stages/stages.hpp"
 #include "runtime/plan/step/dependency_tracker.hpp"
 #include "runtime/plan/step/step_builder.hpp"
 

@@ -52,7 +52,7 @@ void check_memory(const EmbeddedOptions& options, const EngineSetup& setup) {
 }
 
 EngineSetup make_setup(const EmbeddedOptions& options, const EmbeddedLayout& layout,
-                       ExternalPasses& passes) {
+                       ForeignPasses& passes) {
   EngineSetup setup;
   setup.options = train_options(options);
   setup.workload = layout.workload;
@@ -76,7 +76,7 @@ EngineSetup make_setup(const EmbeddedOptions& options, const EmbeddedLayout& lay
 }  // namespace
 
 EmbeddedCycle::EmbeddedCycle(const EmbeddedOptions& options, const EmbeddedLayout& layout,
-                             ExternalPasses& passes)
+                             ForeignPasses& passes)
     : StepCycle(make_setup(options, layout, passes), ModelRuntime{}),
       layout_(layout),
       updates_(layout.places.size()),

@@ -32,7 +32,7 @@ class EmbeddedCycle final : public StepCycle {
  public:
   /// `options`: resolved. `layout` outlives this object.
   EmbeddedCycle(const EmbeddedOptions& options, const EmbeddedLayout& layout,
-                ExternalPasses& passes);
+                ForeignPasses& passes);
 
   /// Returns what the norm of a parameter's gradient is made of.
   [[nodiscard]] std::span<const double> leaf_sums(const EmbeddedPlace& place);

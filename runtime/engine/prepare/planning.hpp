@@ -9,8 +9,8 @@
 #include "runtime/config/train_options.hpp"
 #include "runtime/model/model_config.hpp"
 #include "runtime/plan/machine_profile.hpp"
-#include "runtime/plan/pipeline/grid.hpp"
 #include "runtime/plan/placement/placement.hpp"
+#include "runtime/plan/ranks.hpp"
 #include "runtime/plan/workload.hpp"
 
 namespace spillway::engine {

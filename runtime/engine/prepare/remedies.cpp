@@ -86,9 +86,9 @@ Outcome first_that_fits(std::size_t count, const Attempt& attempt) {
 }
 
 /// Plans runs that are changed in one way or in two.
-class Search {
+class RemedySearch {
  public:
-  Search(const model::ModelConfig& config, const plan::Budgets& budgets)
+  RemedySearch(const model::ModelConfig& config, const plan::Budgets& budgets)
       : config_(config), budgets_(budgets) {}
 
   /// Those that `resolve` would take; none is empty.
@@ -169,7 +169,7 @@ std::vector<std::string> what_would_fit(const model::ModelConfig& config,
                                         const config::TrainOptions& options,
                                         const plan::Budgets& budgets,
                                         const plan::Shortage& shortage) {
-  const Search search(config, budgets);
+  const RemedySearch search(config, budgets);
   std::vector<std::string> advice{
       fmt::format("{} of at least {}", flag_of(shortage.tier), format_bytes(shortage.needed))};
   std::vector<std::string> not_enough;

@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "runtime/engine/prepare/workload.hpp"
-#include "runtime/plan/stages/stages.hpp"
+#include "runtime/plan/pipeline/stages.hpp"
 
 namespace spillway::engine {
 namespace {

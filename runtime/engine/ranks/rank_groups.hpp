@@ -18,7 +18,7 @@
 #include "comm/communicator.hpp"
 #include "comm/device_communicator.hpp"
 #include "runtime/base/units.hpp"
-#include "runtime/plan/pipeline/grid.hpp"
+#include "runtime/plan/ranks.hpp"
 
 namespace spillway::engine {
 

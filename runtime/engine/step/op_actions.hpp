@@ -15,7 +15,7 @@
 #include "runtime/engine/ranks/rank_groups.hpp"
 #include "runtime/engine/step/activation_tiles.hpp"
 #include "runtime/engine/step/executor.hpp"
-#include "runtime/engine/step/external_passes.hpp"
+#include "runtime/engine/step/foreign_passes.hpp"
 #include "runtime/engine/step/op_memory.hpp"
 #include "runtime/engine/step/state_slots.hpp"
 #include "runtime/engine/step/ticket_chains.hpp"
@@ -41,7 +41,7 @@ struct OpResources {
   const cpu_adam::Kernel& kernel;
   std::size_t update_prefetch;
   std::vector<BlockGroups> groups;  ///< by block
-  ExternalPasses* passes;           ///< null where no plan has passes of another framework
+  ForeignPasses* passes;            ///< null where no plan has passes of another framework
   RankGroups& ranks;
 };
 

@@ -6,7 +6,7 @@
 
 #include "offload/host/host_backend.hpp"
 #include "runtime/base/log.hpp"
-#include "runtime/plan/stages/stages.hpp"
+#include "runtime/plan/pipeline/stages.hpp"
 
 namespace spillway::engine {
 namespace {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "runtime/config/schedule.hpp"
-#include "runtime/plan/pipeline/grid.hpp"
+#include "runtime/plan/ranks.hpp"
 #include "runtime/plan/workload.hpp"
 
 namespace spillway::engine {

@@ -4,8 +4,8 @@
 #include <array>
 #include <utility>
 
+#include "runtime/plan/pipeline/stages.hpp"
 #include "runtime/plan/pipeline/timeline.hpp"
-#include "runtime/plan/stages/stages.hpp"
 
 namespace spillway::plan {
 namespace {

@@ -66,9 +66,9 @@ std::vector<GridChoice> choices_on(std::uint32_t tensor, std::uint32_t replicas,
   return choices;
 }
 
-class Search {
+class Ranker {
  public:
-  Search(const GridWork& work, const GridMachine& machine, const GridSearch& search)
+  Ranker(const GridWork& work, const GridMachine& machine, const GridSearch& search)
       : work_(work), machine_(machine), search_(search) {}
 
   void try_grid(std::uint32_t tensor, std::uint32_t replicas, std::uint32_t stages) {
@@ -115,7 +115,7 @@ class Search {
 }  // namespace
 
 GridRanking rank_grids(const GridWork& work, const GridMachine& machine, const GridSearch& search) {
-  Search grids(work, machine, search);
+  Ranker grids(work, machine, search);
   for (const std::uint32_t tensor : divisors_of(search.ranks)) {
     const bool inside = tensor <= machine.gpus && machine.gpus % tensor == 0;
     if (!inside && !search.across) continue;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "runtime/plan/orders.hpp"
+#include "runtime/plan/stage.hpp"
 
 namespace spillway::plan {
 
@@ -21,16 +22,6 @@ struct Pipeline {
   /// Number of layers of each part in the model's order, embedding and head among them; empty: the
   /// FLOPs of parts are balanced.
   std::vector<std::uint32_t> layers{};
-};
-
-enum class Direction : std::uint8_t { forward, backward };
-
-struct Pass {
-  Direction direction = Direction::forward;
-  std::uint32_t chunk = 0;
-  std::uint32_t round = 0;
-
-  bool operator==(const Pass&) const = default;
 };
 
 /// Returns the passes of each stage in their order, from an empty pipeline to an empty one. In all

@@ -37,23 +37,6 @@ using Timeline = std::vector<std::vector<PassTime>>;
 /// where all passes take equally long (Narayanan et al. 2021, section 2.2).
 [[nodiscard]] double bubble_of(const Timeline& timeline);
 
-/// One entry of what a stage does in turn.
-struct StageStep {
-  enum class Kind : std::uint8_t {
-    receive,  ///< what `pass` reads, from stage `peer`
-    run,
-    send,  ///< what `pass` has made, to stage `peer`
-  };
-  Kind kind = Kind::run;
-  Pass pass;
-  std::uint32_t peer = 0;
-  /// For a message: whether it carries what a tied head adds to the gradient of the embedding in a
-  /// round. The last pass forward makes that, and the end of the last one backward reads it.
-  bool tied = false;
-
-  bool operator==(const StageStep&) const = default;
-};
-
 /// Returns what each stage does. Messages of all stages are in one order, which the timeline gives:
 /// each stands where it has been made and its place at the other end, one of those for
 /// `rounds_in_flight`, is free. So there is no deadlock where each stage ends a message before it

@@ -8,9 +8,9 @@
 #include <utility>
 #include <variant>
 
+#include "runtime/plan/pipeline/stages.hpp"
 #include "runtime/plan/predict/simulator.hpp"
 #include "runtime/plan/search/fastest.hpp"
-#include "runtime/plan/stages/stages.hpp"
 #include "runtime/plan/step/step_builder.hpp"
 
 namespace spillway::plan {

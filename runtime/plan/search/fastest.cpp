@@ -119,10 +119,10 @@ std::vector<PlacementRequest> further_ahead(const PlacementRequest& request) {
 }
 
 /// Looks for the shortest step, from that of `first` on, which is for `request`.
-class Search {
+class PlacementSearch {
  public:
-  Search(const Workload& workload, const Budgets& budgets, const PlacementRequest& request,
-         const MachineProfile& profile, const Placement& first)
+  PlacementSearch(const Workload& workload, const Budgets& budgets, const PlacementRequest& request,
+                  const MachineProfile& profile, const Placement& first)
       : workload_(workload),
         budgets_(budgets),
         profile_(profile),
@@ -225,7 +225,7 @@ std::vector<BlockCut> open_cuts(const Workload& workload, const PlacementRequest
 PlannedStep fastest_placement(const Workload& workload, const Budgets& budgets,
                               const PlacementRequest& request, const MachineProfile& profile,
                               const Placement& first) {
-  Search search(workload, budgets, request, profile, first);
+  PlacementSearch search(workload, budgets, request, profile, first);
   search.try_each(narrowed(workload, request, profile));
   if (workload.gathers() && !request.prefetch) search.try_each(further_ahead(search.request()));
   return search.take();

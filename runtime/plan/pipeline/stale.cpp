@@ -1,4 +1,4 @@
-#include "runtime/plan/stages/stale.hpp"
+#include "runtime/plan/pipeline/stale.hpp"
 
 #include <algorithm>
 #include <set>

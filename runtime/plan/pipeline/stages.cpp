@@ -1,4 +1,4 @@
-#include "runtime/plan/stages/stages.hpp"
+#include "runtime/plan/pipeline/stages.hpp"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -8,8 +8,8 @@
 #include <utility>
 
 #include "runtime/base/error.hpp"
+#include "runtime/plan/pipeline/stale.hpp"
 #include "runtime/plan/pipeline/timeline.hpp"
-#include "runtime/plan/stages/stale.hpp"
 
 namespace spillway::plan {
 namespace {

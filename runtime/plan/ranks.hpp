@@ -1,10 +1,12 @@
-// Grid: how the ranks of a job share out its work. Those of a tensor group, which share out every
-// matrix, have numbers in a row; then come the replicas of a stage of a pipeline, each of which has
+// How the ranks of a job share out its work. Those of a tensor group, which share out every matrix,
+// have numbers in a row; then come the replicas of a stage of a pipeline, each of which has
 // micro-batches of its own, then the stages.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+
+#include "runtime/plan/orders.hpp"
 
 namespace spillway::plan {
 
@@ -48,6 +50,35 @@ struct GridPlace {
   [[nodiscard]] std::uint32_t replica() const { return grid.replica_of(rank); }
   [[nodiscard]] std::uint32_t part() const { return grid.part_of(rank); }
   bool operator==(const GridPlace&) const = default;
+};
+
+/// What each rank holds one part of, its shard (Rajbhandari et al. 2020, ZeRO, section 5).
+enum class Sharding : std::uint8_t {
+  none,        ///< stage 0: every rank holds and updates everything
+  state,       ///< stages 1 and 2: the rank's part of state and gradients; parameters whole
+  parameters,  ///< stage 3: the rank's part of these too; a pass gathers them block by block
+};
+
+/// The ranks of a data-parallel job, each with micro-batches of its own, and which of them this is.
+struct Ranks {
+  std::uint32_t count = 1;
+  std::uint32_t rank = 0;
+  Sharding sharding = Sharding::none;
+  SumOrder sums = SumOrder::fast;
+  /// Number of ranks that share out a second copy of parameters, the ranks of a node, where
+  /// `sharding` is of parameters: what a visit has gathered is kept there for the next visits of
+  /// the step (Wang et al. 2023, ZeRO++, section 3.2). Divides `count`; 1: there is no such copy.
+  std::uint32_t secondary = 1;
+};
+
+/// The ranks that share out every matrix of a model, a tensor group, and which of them this is
+/// (Shoeybi et al. 2019, Megatron-LM, section 3). All have the same micro-batches.
+struct TensorGroup {
+  std::uint32_t count = 1;
+  std::uint32_t index = 0;
+  /// Whether each rank has only its own tokens of what lies between blocks, and gathers those of
+  /// all for the matrices (Korthikanti et al. 2022, section 4.2.2).
+  bool sequence = false;
 };
 
 }  // namespace spillway::plan

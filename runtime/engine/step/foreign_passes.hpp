@@ -1,4 +1,4 @@
-// ExternalPasses: forward and backward that another framework runs. An op of the external lane says
+// ForeignPasses: forward and backward that another framework runs. An op of the external lane says
 // when a pass may begin, and is complete when the framework says that the pass is.
 #pragma once
 
@@ -17,9 +17,9 @@ struct ExternalPass {
 };
 
 /// Called on the control thread once the op may start. Does not block.
-class ExternalPasses {
+class ForeignPasses {
  public:
-  virtual ~ExternalPasses() = default;
+  virtual ~ForeignPasses() = default;
   /// The parameters of the block have all updates. The ticket is ready once they are read.
   [[nodiscard]] virtual Ticket forward(const ExternalPass& pass) = 0;
   /// The memory of the block's gradient may be written. The ticket is ready once all of it is, and

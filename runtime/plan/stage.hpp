@@ -1,0 +1,90 @@
+// A rank's stage of a pipeline: the layers that it runs, and what it does in turn.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace spillway::plan {
+
+/// A half-open range of blocks.
+struct BlockRange {
+  std::uint32_t first = 0;
+  std::uint32_t end = 0;
+  bool operator==(const BlockRange&) const = default;
+  [[nodiscard]] bool contains(std::uint32_t block) const { return block >= first && block < end; }
+};
+
+enum class Direction : std::uint8_t { forward, backward };
+
+struct Pass {
+  Direction direction = Direction::forward;
+  std::uint32_t chunk = 0;
+  std::uint32_t round = 0;
+
+  bool operator==(const Pass&) const = default;
+};
+
+/// One entry of what a stage does in turn.
+struct StageStep {
+  enum class Kind : std::uint8_t {
+    receive,  ///< what `pass` reads, from stage `peer`
+    run,
+    send,  ///< what `pass` has made, to stage `peer`
+  };
+  Kind kind = Kind::run;
+  Pass pass;
+  std::uint32_t peer = 0;
+  /// For a message: whether it carries what a tied head adds to the gradient of the embedding in a
+  /// round. The last pass forward makes that, and the end of the last one backward reads it.
+  bool tied = false;
+
+  bool operator==(const StageStep&) const = default;
+};
+
+/// A rank's stage of a pipeline: the layers that it runs, and what it does in turn. All else of the
+/// workload is that of the model, but blocks of other stages are empty.
+struct Stage {
+  std::uint32_t index = 0;
+  std::uint32_t count = 1;
+  std::vector<BlockRange> chunks;  ///< ranges of layers; none: all layers, one round after another
+  std::vector<StageStep> steps;    ///< without those of other ranks' replicas
+  /// What the stage does ahead of a step that finds the pipeline empty, where it stays full between
+  /// steps.
+  std::vector<StageStep> fill;
+  /// Age of the weights that the passes of each round use, where the pipeline stays full: how many
+  /// they lack of the updates up to the one that a step's list begins with. Rounds of later steps
+  /// that have begun follow those of this one. Empty where the pipeline does not stay full.
+  std::vector<std::uint32_t> ages;
+  std::uint32_t versions = 0;  ///< of its weights that it keeps beside the newest
+  /// Number of lists of a step, which take turns: the places of rounds and of versions move on.
+  std::uint32_t phases = 1;
+  std::uint32_t phase = 0;
+  /// Place of each round among those in flight, where it is the same in every step of a pipeline
+  /// that stays full; else empty.
+  std::vector<std::uint32_t> places;
+  std::uint32_t begun = 0;      ///< rounds of the next step that are in flight when a step ends
+  std::uint32_t in_flight = 1;  ///< rounds whose activations it keeps at once
+  std::uint32_t tied_in_flight = 1;  ///< rounds of which it keeps what a tied head adds
+  /// Most passes whose boundaries wait, to be read or to be sent, beside those of the running pass.
+  std::uint32_t waiting = 0;
+  /// Time of a step over that of this stage's passes, were each as long as its FLOPs say.
+  double stretch = 1;
+
+  /// Returns whether the pipeline stays full between steps. Passes may then use weights from before
+  /// the last updates, of which the stage has a stash.
+  [[nodiscard]] bool stays_full() const { return !ages.empty(); }
+  /// Returns the place in the stash of the weights that a round uses, where they are not the
+  /// newest.
+  [[nodiscard]] std::uint32_t version_of(std::uint32_t round) const {
+    return (phase + round) % versions;
+  }
+  /// Place of the weights that the pending update is about to change.
+  [[nodiscard]] std::uint32_t last_version() const { return (phase + versions - 1) % versions; }
+  /// Place of what is kept of a round among the rounds in flight. Rounds of the next step count on
+  /// from those of this one.
+  [[nodiscard]] std::uint32_t place_of(std::uint32_t round) const {
+    return places.empty() ? (phase + round) % in_flight : places[round % places.size()];
+  }
+};
+
+}  // namespace spillway::plan
