@@ -190,6 +190,10 @@ class Planted(unittest.TestCase):
         again, report = self.mutants("--random", "9", "--seed", "7")
         self.assertEqual((SCRATCH / "work/random.jsonl").read_text(), kept, "nothing ran again")
         self.assertEqual(again.returncode, 1)
+        parts = [self.mutants("--random", "9", "--seed", "7", "--part", part)[1]["faults"]
+                 for part in ("1/2", "2/2")]
+        self.assertCountEqual(parts[0] + parts[1], report["faults"])
+        self.assertTrue(parts[0])
 
 
 if __name__ == "__main__":
