@@ -1,6 +1,6 @@
 // Streams of another framework, on the emulated CUDA: the default stream of GPU 1, which has a null
 // handle as that of GPU 0 does, while GPU 0 is current; a stream that is captured into a graph; and
-// a stream whose gradients several threads hand over.
+// a stream that has yet to make gradients, which one thread or several have handed over.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -142,6 +142,27 @@ TEST_F(SecondGpu, RefusesAStreamThatIsCapturedIntoAGraphAndGoesOn) {
   cuda_emulation::capture_stream(stream, false);
   trainer->step({.readers = kWork});
   EXPECT_EQ(state(*trainer), state(*host));
+}
+
+class HeldStream : public EmbeddedTrainerTest {};
+
+TEST_F(HeldStream, GradientsAreReadOnceItHasComeToThem) {
+  EmbeddedOptions options = options_for();
+  options.device = config::DeviceKind::cuda;
+  DeviceFramework framework(model_.sizes);
+  const auto trainer = make(options);
+  for (const auto kind : {offload::ForeignWork::Kind::stream, offload::ForeignWork::Kind::event}) {
+    for (std::uint32_t i = 0; i < trainer->size(); ++i) {
+      const auto gradient = framework.gradient(i, bytes_of(model_.gradient(i, 1)), kind);
+      cuda_emulation::hold_stream(framework.work().handle);
+      trainer->add_device_gradient(i, gradient);
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));  // copies take microseconds
+      EXPECT_TRUE(trainer->reads_gradient(i)) << i;
+      cuda_emulation::let_go_of_stream(framework.work().handle);
+      await_gradient(*trainer, i);
+    }
+    trainer->discard_gradients();
+  }
 }
 
 /// Has as many parameters as threads, of one size.
