@@ -1,10 +1,18 @@
 // Streams of another framework, on the emulated CUDA: the default stream of GPU 1, which has a null
-// handle as that of GPU 0 does, while GPU 0 is current; and a stream that is captured into a graph.
+// handle as that of GPU 0 does, while GPU 0 is current; a stream that is captured into a graph; and
+// a stream that has yet to make gradients, which one thread or several have handed over.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <deque>
+#include <latch>
+#include <thread>
+#include <vector>
 
 #include "runtime/base/error.hpp"
+#include "tests/engine/device_framework.hpp"
 #include "tests/engine/embedded_fixture.hpp"
 #include "tests/engine/stream_orders.hpp"
 #include "tests/support/cuda_emulation/emulation.hpp"
@@ -134,6 +142,80 @@ TEST_F(SecondGpu, RefusesAStreamThatIsCapturedIntoAGraphAndGoesOn) {
   cuda_emulation::capture_stream(stream, false);
   trainer->step({.readers = kWork});
   EXPECT_EQ(state(*trainer), state(*host));
+}
+
+class HeldStream : public EmbeddedTrainerTest {};
+
+TEST_F(HeldStream, GradientsAreReadOnceItHasComeToThem) {
+  EmbeddedOptions options = options_for();
+  options.device = config::DeviceKind::cuda;
+  DeviceFramework framework(model_.sizes);
+  const auto trainer = make(options);
+  for (const auto kind : {offload::ForeignWork::Kind::stream, offload::ForeignWork::Kind::event}) {
+    for (std::uint32_t i = 0; i < trainer->size(); ++i) {
+      const auto gradient = framework.gradient(i, bytes_of(model_.gradient(i, 1)), kind);
+      cuda_emulation::hold_stream(framework.work().handle);
+      trainer->add_device_gradient(i, gradient);
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));  // copies take microseconds
+      EXPECT_TRUE(trainer->reads_gradient(i)) << i;
+      cuda_emulation::let_go_of_stream(framework.work().handle);
+      await_gradient(*trainer, i);
+    }
+    trainer->discard_gradients();
+  }
+}
+
+/// Has as many parameters as threads, of one size.
+class ForeignThreads : public EmbeddedTrainerTest {
+ protected:
+  static constexpr std::uint32_t kThreads = 8;
+  static constexpr std::size_t kElements = 64;
+
+  ForeignThreads() {
+    model_.sizes.assign(kThreads, kElements);
+    model_.groups.assign(kThreads, 0);
+    model_.values.assign(kThreads, normal(kElements, 1));
+  }
+
+  static std::ptrdiff_t read_on_device(const EmbeddedTrainer& trainer) {
+    std::ptrdiff_t read = 0;
+    for (std::uint32_t i = 0; i < kThreads; ++i) read += trainer.reads_gradient(i) ? 1 : 0;
+    return read;
+  }
+};
+
+TEST_F(ForeignThreads, OnlyAsMuchOfTheirGradientsWaitsAsIsAsked) {
+  EmbeddedOptions options = options_for();
+  options.device = config::DeviceKind::cuda;
+  options.gradient_memory = Bytes{kElements * sizeof(float)};
+  DeviceFramework framework(model_.sizes);
+  const auto trainer = make(options);
+  for (int round = 1; round <= 60; ++round) {
+    std::vector<DeviceGradient> gradients;
+    for (std::uint32_t i = 0; i < kThreads; ++i) {
+      gradients.push_back(framework.gradient(i, bytes_of(model_.gradient(i, round)),
+                                             offload::ForeignWork::Kind::stream));
+    }
+    cuda_emulation::hold_stream(framework.work().handle);  // what was taken stays on the device
+    std::latch start(kThreads);
+    std::atomic<std::uint32_t> taken = 0;
+    std::vector<std::jthread> threads;
+    for (std::uint32_t i = 0; i < kThreads; ++i) {
+      threads.emplace_back([&, i] {
+        start.arrive_and_wait();
+        trainer->add_device_gradient(i, gradients[i]);
+        ++taken;
+        taken.notify_one();
+      });
+    }
+    taken.wait(0);
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));  // others that have room come too
+    EXPECT_EQ(read_on_device(*trainer), 1) << "round " << round;
+    cuda_emulation::let_go_of_stream(framework.work().handle);
+    threads.clear();
+    EXPECT_EQ(taken, kThreads);
+    trainer->discard_gradients();
+  }
 }
 
 }  // namespace

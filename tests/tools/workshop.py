@@ -150,6 +150,7 @@ class Workshop:
         environment = self.environment | {
             "SPILLWAY_DEVICE": "host", "SPILLWAY_PLANTED": str(number),
             "SPILLWAY_TEST_CASES": chosen if ".test_" in chosen else "",
+            "PYTEST_ADDOPTS": f"-k {chosen}" if chosen.startswith("test_") else "",
             "TSAN_OPTIONS": f"halt_on_error=1 suppressions={self.tree}/tests/tsan.supp"}
         environment |= more
         if target == "reference_trainer_test":

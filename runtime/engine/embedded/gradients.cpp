@@ -67,7 +67,7 @@ void EmbeddedGradients::add(std::uint32_t parameter, std::span<const std::byte> 
   check_size(parameter, gradient.size());
   {
     Lock lock(mutex_);
-    await_room(lock, parameter, Bytes{});  // sums have the order in which gradients are added
+    await_last(lock, parameter);  // sums have the order in which gradients are added
   }
   const Turn turn = receive(parameter);
   await_memory(parameter);
@@ -86,7 +86,7 @@ void EmbeddedGradients::add_from_device(std::uint32_t parameter, const DeviceGra
   const Bytes bytes{gradient.values.size()};
   {
     Lock lock(mutex_);
-    await_room(lock, parameter, bytes);
+    await_last(lock, parameter);
   }
   OnTheWay& next = on_the_way_[parameter];
   next.waits = gradient.ready.kind != offload::ForeignWork::Kind::none;
@@ -94,7 +94,8 @@ void EmbeddedGradients::add_from_device(std::uint32_t parameter, const DeviceGra
   next.turn = receive(parameter);
   next.begun = 0;
   {
-    const Lock lock(mutex_);
+    Lock lock(mutex_);
+    await_room(lock, bytes);
     sources_[parameter] = gradient.values;
     waiting_ += bytes;
     queue_[(oldest_ + queued_++) % queue_.size()] = parameter;
@@ -102,11 +103,15 @@ void EmbeddedGradients::add_from_device(std::uint32_t parameter, const DeviceGra
   changed_.notify_all();
 }
 
-/// Returns once no gradient of the parameter is on its way, and `gradient_memory` has room.
-void EmbeddedGradients::await_room(Lock& lock, std::uint32_t parameter, Bytes bytes) {
-  while (failure_ == nullptr && !(has_room(bytes) && sources_[parameter].empty())) {
-    changed_.wait(lock);
-  }
+/// Returns once no gradient of the parameter is on its way.
+void EmbeddedGradients::await_last(Lock& lock, std::uint32_t parameter) {
+  while (failure_ == nullptr && !sources_[parameter].empty()) changed_.wait(lock);
+  check_sound();
+}
+
+/// Returns once `gradient_memory` has room, which lasts until the lock is released.
+void EmbeddedGradients::await_room(Lock& lock, Bytes bytes) {
+  while (failure_ == nullptr && !has_room(bytes)) changed_.wait(lock);
   check_sound();
 }
 

@@ -75,7 +75,8 @@ class EmbeddedGradients {
              std::span<const std::byte> bytes);
   void count(std::uint32_t parameter);
   void await_memory(std::uint32_t parameter);
-  void await_room(Lock& lock, std::uint32_t parameter, Bytes bytes) SPILLWAY_REQUIRES(mutex_);
+  void await_last(Lock& lock, std::uint32_t parameter) SPILLWAY_REQUIRES(mutex_);
+  void await_room(Lock& lock, Bytes bytes) SPILLWAY_REQUIRES(mutex_);
   [[nodiscard]] bool has_room(Bytes bytes) const SPILLWAY_REQUIRES(mutex_);
   void check_sound() const SPILLWAY_REQUIRES(mutex_);
   [[nodiscard]] bool has_come(std::uint32_t parameter) const SPILLWAY_EXCLUDES(mutex_);
