@@ -146,7 +146,7 @@ std::uint16_t port_of_job(std::uint32_t job) {
   return static_cast<std::uint16_t>(kFirst + job % kPorts);
 }
 
-void read_meeting(const Launcher& launcher, const Variables& variables, LaunchEnvironment& result) {
+void read_place(const Launcher& launcher, const Variables& variables, LaunchEnvironment& result) {
   constexpr std::uint64_t kMost = std::numeric_limits<std::uint32_t>::max();
   const bool slurm = result.launcher == "srun";
   result.host = slurm && !variables.has(kHost) ? first_host(variables.text("SLURM_STEP_NODELIST"))
@@ -205,12 +205,33 @@ std::optional<LaunchEnvironment> read_launch_environment(const EnvironmentLookup
       check(*result.timeout > 0, ErrorCode::invalid_argument,
             fmt::format("{} is 0; set it to the seconds that a rank may be late", kTimeout));
     }
-    if (result.backend == "tcp") read_meeting(launcher, variables, result);
+    if (result.backend == "tcp") read_place(launcher, variables, result);
     const bool srun_offers_mpi = variables.has("PMIX_RANK") || variables.has(kPmiRank);
     if (result.launcher == "srun" && srun_offers_mpi) result.backend = "mpi";
     return result;
   }
   check_alone(lookup);
+  return std::nullopt;
+}
+
+std::optional<LaunchEnvironment> read_meeting(const EnvironmentLookup& lookup) {
+  constexpr std::uint64_t kMost = std::numeric_limits<std::uint32_t>::max();
+  for (const Launcher& launcher : kLaunchers) {
+    const Variables variables(launcher, lookup);
+    if (std::string_view(launcher.backend) != "tcp" || !variables.has(launcher.mark)) continue;
+    LaunchEnvironment result{.launcher = launcher.name, .backend = launcher.backend};
+    try {
+      result.rank = Rank{variables.number(launcher.rank, kMost)};
+      result.ranks = variables.number(launcher.ranks, kMost);
+      if (variables.has(launcher.local_ranks)) {
+        result.local_ranks = variables.number(launcher.local_ranks, kMost);
+      }
+      read_place(launcher, variables, result);
+      return result;
+    } catch (const Error&) {  // the caller has an error of its own
+      return std::nullopt;
+    }
+  }
   return std::nullopt;
 }
 

@@ -47,4 +47,9 @@ using EnvironmentLookup = std::function<const char*(const char* name)>;
 [[nodiscard]] std::optional<LaunchEnvironment> read_launch_environment(
     const EnvironmentLookup& lookup);
 
+/// Returns where the ranks of this process's job meet by TCP, for a process that cannot be one of
+/// them because read_launch_environment throws. Its rank need not be below the number of ranks.
+/// Returns nothing where the meeting cannot be read either.
+[[nodiscard]] std::optional<LaunchEnvironment> read_meeting(const EnvironmentLookup& lookup);
+
 }  // namespace spillway::comm

@@ -79,6 +79,31 @@ TEST(LaunchEnvironment, IsRefusedWhereTwoDisagree) {
   expect(agreed, "mpirun", 5, 8, 1);
 }
 
+TEST(LaunchEnvironment, SaysWhereRanksMeetToAProcessThatCannotBeOne) {
+  const auto meeting = [](const Variables& variables) {
+    return read_meeting([&](const char* name) {
+      const auto found = variables.find(name);
+      return found == variables.end() ? nullptr : found->second.c_str();
+    });
+  };
+  Variables beyond = kTorchrun;
+  beyond["RANK"] = "4";
+  EXPECT_EQ(meeting(beyond)->host, "node7");
+  EXPECT_EQ(meeting(beyond)->port, 29501);
+  EXPECT_EQ(meeting(beyond)->job, "none");
+  EXPECT_EQ(meeting(beyond)->rank, Rank{4});
+  beyond["LOCAL_WORLD_SIZE"] = "4";
+  EXPECT_EQ(meeting(beyond)->host, "localhost");
+  Variables two_launchers = kOpenMpi;
+  two_launchers.insert(kTorchrun.begin(), kTorchrun.end());
+  two_launchers.erase("TORCHELASTIC_RUN_ID");
+  EXPECT_EQ(meeting(two_launchers)->host, "node7");
+  EXPECT_EQ(meeting(two_launchers)->rank, Rank{3});
+  EXPECT_FALSE(meeting(kOpenMpi).has_value());
+  beyond["MASTER_PORT"] = "none";
+  EXPECT_FALSE(meeting(beyond).has_value());
+}
+
 TEST(LaunchEnvironment, ReadsEveryLauncher) {
   expect(kOpenMpi, "mpirun", 5, 8, 1);
   EXPECT_EQ(read(kOpenMpi)->local_ranks, 4U);

@@ -1,6 +1,7 @@
 // The ranks of a job, as a launcher has started them.
 #pragma once
 
+#include <filesystem>
 #include <memory>
 #include <optional>
 
@@ -12,6 +13,10 @@ namespace spillway::cli {
 
 /// Returns what the launcher has told this process, if there is one.
 [[nodiscard]] std::optional<comm::LaunchEnvironment> launch_environment();
+/// The same, with where the ranks of a run have their secret. Ranks that wait for this process hear
+/// why it throws.
+[[nodiscard]] std::optional<comm::LaunchEnvironment> launch_environment(
+    const std::filesystem::path& run, bool trusts_network);
 
 /// Adds --trust-network.
 void add_trust_network(Command& command, bool& trusts);
