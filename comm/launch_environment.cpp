@@ -58,11 +58,10 @@ class Variables {
 
   [[nodiscard]] std::string text(const char* name) const {
     const char* const value = find(name);
-    check(
-        value != nullptr, ErrorCode::invalid_argument,
-        fmt::format("{} has started this process and has not set {}; set it, start the process by "
-                    "a launcher, or unset {}",
-                    launcher_.name, name, launcher_.mark));
+    check(value != nullptr, ErrorCode::invalid_argument,
+          fmt::format("{} says that this process is a rank of a job, and {} is not set; set it, "
+                      "start the process by a launcher, or unset {}",
+                      setting(launcher_.mark), name, launcher_.mark));
     return value;
   }
 
@@ -73,13 +72,19 @@ class Variables {
     const char* const last = value.data() + value.size();
     const auto [stopped, status] = std::from_chars(value.data(), last, result);
     check(status == std::errc() && stopped == last && result < end, ErrorCode::invalid_argument,
-          fmt::format("{}={} is no number below {}; {} sets it, or unset {}", name, value, end,
-                      launcher_.name, launcher_.mark));
+          fmt::format("{} is no number below {}, and {} says that this process is a rank of a job; "
+                      "set {} to one, or unset {}",
+                      setting(name), end, setting(launcher_.mark), name, launcher_.mark));
     return result;
   }
 
   [[nodiscard]] bool has(const char* name) const {
     return name != nullptr && find(name) != nullptr;
+  }
+
+  /// Returns a variable that is set, with its value.
+  [[nodiscard]] std::string setting(const char* name) const {
+    return fmt::format("{}={}", name, find(name));
   }
 
  private:
@@ -115,9 +120,9 @@ void check_agreed(const Launcher& launcher, const LaunchEnvironment& found,
   const auto check_number = [&](const char* name, std::uint32_t expected) {
     const char* const value = lookup(name);
     check(value == nullptr || value == std::to_string(expected), ErrorCode::invalid_argument,
-          fmt::format("{} has started this process as rank {} of {}, and {}={} says otherwise; "
-                      "unset {}, or {}",
-                      launcher.name, found.rank.value(), found.ranks, name, value ? value : "",
+          fmt::format("{} make this process rank {} of {}, and {}={} says otherwise; unset {}, or "
+                      "{}",
+                      found.variables, found.rank.value(), found.ranks, name, value ? value : "",
                       name, launcher.mark));
   };
   check_number(kRanks, found.ranks);
@@ -192,6 +197,8 @@ std::optional<LaunchEnvironment> read_launch_environment(const EnvironmentLookup
     check(result.ranks > 0, ErrorCode::invalid_argument,
           fmt::format("{}=0: a group has at least one rank", launcher.ranks));
     result.rank = Rank{variables.number(launcher.rank, result.ranks)};
+    result.variables = fmt::format("{} and {}", variables.setting(launcher.rank),
+                                   variables.setting(launcher.ranks));
     check_agreed(launcher, result, lookup);
     if (variables.has(launcher.local_ranks)) {
       result.local_ranks = variables.number(launcher.local_ranks, kMost);

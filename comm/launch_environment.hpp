@@ -16,10 +16,12 @@ namespace spillway::comm {
 inline constexpr std::string_view kJobSecretFile = "job.secret";
 
 struct LaunchEnvironment {
-  std::string launcher;  ///< "torchrun", "mpirun" (Open MPI's), "mpiexec" (of others) or "srun"
+  /// "torchrun" (or who sets its variables), "mpirun" (Open MPI's), "mpiexec" (of others) or "srun"
+  std::string launcher;
   Rank rank{};
   std::uint32_t ranks = 1;
-  std::uint32_t local_rank = 0;                ///< among those of this machine
+  std::string variables{};       ///< that say so, with their values: "RANK=0 and WORLD_SIZE=2"
+  std::uint32_t local_rank = 0;  ///< among those of this machine
   std::optional<std::uint32_t> local_ranks{};  ///< absent: the launcher does not say
   /// By which the launcher lets ranks meet: "mpi", or "tcp", for which the rest is there.
   std::string backend{};

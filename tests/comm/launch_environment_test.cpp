@@ -72,7 +72,7 @@ TEST(LaunchEnvironment, IsRefusedWhereTwoDisagree) {
     variables.insert(by_hand.begin(), by_hand.end());
     EXPECT_THAT([&] { static_cast<void>(read(variables)); },
                 testing::ThrowsMessage<Error>(testing::HasSubstr(
-                    "has started this process as rank 0 of 1, and WORLD_SIZE=2 says otherwise")));
+                    "=1 make this process rank 0 of 1, and WORLD_SIZE=2 says otherwise")));
   }
   Variables agreed = kOpenMpi;
   agreed.insert({{"RANK", "5"}, {"WORLD_SIZE", "8"}});
@@ -183,6 +183,21 @@ TEST(LaunchEnvironment, SeesThatSrunLetsRanksMeetByMpi) {
   mpiexec_in_a_step.insert_or_assign("PMI_RANK", "5");
   mpiexec_in_a_step.insert_or_assign("PMI_SIZE", "16");
   expect(mpiexec_in_a_step, "mpiexec", 5, 16, 0);
+}
+
+TEST(LaunchEnvironment, NamesWhatWasSetByHandAndNoLauncher) {
+  const Variables by_hand{{"WORLD_SIZE", "2"}, {"MASTER_ADDR", "a"}, {"MASTER_PORT", "9"}};
+  Variables beyond = by_hand;
+  beyond["RANK"] = "2";
+  for (const Variables& variables : {by_hand, beyond}) {
+    EXPECT_THAT([&] { static_cast<void>(read(variables)); },
+                testing::ThrowsMessage<Error>(testing::AllOf(
+                    testing::HasSubstr("MASTER_ADDR=a says that this process is a rank of a job"),
+                    testing::HasSubstr("RANK"), testing::Not(testing::HasSubstr("torchrun")))));
+  }
+  Variables right = by_hand;
+  right["RANK"] = "1";
+  EXPECT_EQ(read(right)->variables, "RANK=1 and WORLD_SIZE=2");
 }
 
 void expect_refused(Variables variables, const std::string& name, const char* value) {

@@ -64,7 +64,8 @@ comm::CommunicatorOptions communicator_options(const comm::LaunchEnvironment& la
 
 std::unique_ptr<comm::Communicator> join_ranks(const comm::LaunchEnvironment& launch,
                                                const comm::CommunicatorOptions& options) {
-  const std::string job = fmt::format("{} has started {} ranks", launch.launcher, launch.ranks);
+  const std::string job =
+      fmt::format("{} say that there are {} ranks", launch.variables, launch.ranks);
   auto ranks = [&] {
     try {
       return meet(launch, options);

@@ -25,8 +25,8 @@ void add_trust_network(Command& command, bool& trusts);
 [[nodiscard]] comm::CommunicatorOptions communicator_options(
     const comm::LaunchEnvironment& launch, std::optional<std::uint32_t> timeout_seconds = {});
 
-/// Joins the other ranks that `launch` tells of. Throws an Error that names the launcher where they
-/// cannot meet.
+/// Joins the other ranks that `launch` tells of. Throws an Error that names the variables that tell
+/// of them where they cannot meet.
 [[nodiscard]] std::unique_ptr<comm::Communicator> join_ranks(
     const comm::LaunchEnvironment& launch, const comm::CommunicatorOptions& options = {});
 
