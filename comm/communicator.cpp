@@ -214,4 +214,8 @@ std::unique_ptr<Communicator> make_tcp_communicator(const LaunchEnvironment& lau
       options);
 }
 
+void report_failed_launch(const LaunchEnvironment& launch, const Error& error) noexcept {
+  detail::report_failure(launch, error);
+}
+
 }  // namespace spillway::comm

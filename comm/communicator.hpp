@@ -13,6 +13,7 @@
 #include <string_view>
 
 #include "runtime/base/dtype.hpp"
+#include "runtime/base/error.hpp"
 #include "runtime/base/ticket.hpp"
 #include "runtime/base/units.hpp"
 #include "runtime/base/wake_signal.hpp"
@@ -183,5 +184,9 @@ class AtWork {
 /// an Error on all ranks that have come.
 [[nodiscard]] std::unique_ptr<Communicator> make_tcp_communicator(
     const LaunchEnvironment& launch, const CommunicatorOptions& options = {});
+
+/// Informs the processes that meet where `launch` says that this one cannot be one of them, as
+/// `error` says: all of them end with that. Tries for 10 s, in which rank 0 may still come.
+void report_failed_launch(const LaunchEnvironment& launch, const Error& error) noexcept;
 
 }  // namespace spillway::comm

@@ -58,11 +58,10 @@ class Variables {
 
   [[nodiscard]] std::string text(const char* name) const {
     const char* const value = find(name);
-    check(
-        value != nullptr, ErrorCode::invalid_argument,
-        fmt::format("{} has started this process and has not set {}; set it, start the process by "
-                    "a launcher, or unset {}",
-                    launcher_.name, name, launcher_.mark));
+    check(value != nullptr, ErrorCode::invalid_argument,
+          fmt::format("{} says that this process is a rank of a job, and {} is not set; set it, "
+                      "start the process by a launcher, or unset {}",
+                      setting(launcher_.mark), name, launcher_.mark));
     return value;
   }
 
@@ -73,13 +72,19 @@ class Variables {
     const char* const last = value.data() + value.size();
     const auto [stopped, status] = std::from_chars(value.data(), last, result);
     check(status == std::errc() && stopped == last && result < end, ErrorCode::invalid_argument,
-          fmt::format("{}={} is no number below {}; {} sets it, or unset {}", name, value, end,
-                      launcher_.name, launcher_.mark));
+          fmt::format("{} is no number below {}, and {} says that this process is a rank of a job; "
+                      "set {} to one, or unset {}",
+                      setting(name), end, setting(launcher_.mark), name, launcher_.mark));
     return result;
   }
 
   [[nodiscard]] bool has(const char* name) const {
     return name != nullptr && find(name) != nullptr;
+  }
+
+  /// Returns a variable that is set, with its value.
+  [[nodiscard]] std::string setting(const char* name) const {
+    return fmt::format("{}={}", name, find(name));
   }
 
  private:
@@ -115,9 +120,9 @@ void check_agreed(const Launcher& launcher, const LaunchEnvironment& found,
   const auto check_number = [&](const char* name, std::uint32_t expected) {
     const char* const value = lookup(name);
     check(value == nullptr || value == std::to_string(expected), ErrorCode::invalid_argument,
-          fmt::format("{} has started this process as rank {} of {}, and {}={} says otherwise; "
-                      "unset {}, or {}",
-                      launcher.name, found.rank.value(), found.ranks, name, value ? value : "",
+          fmt::format("{} make this process rank {} of {}, and {}={} says otherwise; unset {}, or "
+                      "{}",
+                      found.variables, found.rank.value(), found.ranks, name, value ? value : "",
                       name, launcher.mark));
   };
   check_number(kRanks, found.ranks);
@@ -146,7 +151,7 @@ std::uint16_t port_of_job(std::uint32_t job) {
   return static_cast<std::uint16_t>(kFirst + job % kPorts);
 }
 
-void read_meeting(const Launcher& launcher, const Variables& variables, LaunchEnvironment& result) {
+void read_place(const Launcher& launcher, const Variables& variables, LaunchEnvironment& result) {
   constexpr std::uint64_t kMost = std::numeric_limits<std::uint32_t>::max();
   const bool slurm = result.launcher == "srun";
   result.host = slurm && !variables.has(kHost) ? first_host(variables.text("SLURM_STEP_NODELIST"))
@@ -192,6 +197,8 @@ std::optional<LaunchEnvironment> read_launch_environment(const EnvironmentLookup
     check(result.ranks > 0, ErrorCode::invalid_argument,
           fmt::format("{}=0: a group has at least one rank", launcher.ranks));
     result.rank = Rank{variables.number(launcher.rank, result.ranks)};
+    result.variables = fmt::format("{} and {}", variables.setting(launcher.rank),
+                                   variables.setting(launcher.ranks));
     check_agreed(launcher, result, lookup);
     if (variables.has(launcher.local_ranks)) {
       result.local_ranks = variables.number(launcher.local_ranks, kMost);
@@ -205,12 +212,33 @@ std::optional<LaunchEnvironment> read_launch_environment(const EnvironmentLookup
       check(*result.timeout > 0, ErrorCode::invalid_argument,
             fmt::format("{} is 0; set it to the seconds that a rank may be late", kTimeout));
     }
-    if (result.backend == "tcp") read_meeting(launcher, variables, result);
+    if (result.backend == "tcp") read_place(launcher, variables, result);
     const bool srun_offers_mpi = variables.has("PMIX_RANK") || variables.has(kPmiRank);
     if (result.launcher == "srun" && srun_offers_mpi) result.backend = "mpi";
     return result;
   }
   check_alone(lookup);
+  return std::nullopt;
+}
+
+std::optional<LaunchEnvironment> read_meeting(const EnvironmentLookup& lookup) {
+  constexpr std::uint64_t kMost = std::numeric_limits<std::uint32_t>::max();
+  for (const Launcher& launcher : kLaunchers) {
+    const Variables variables(launcher, lookup);
+    if (std::string_view(launcher.backend) != "tcp" || !variables.has(launcher.mark)) continue;
+    LaunchEnvironment result{.launcher = launcher.name, .backend = launcher.backend};
+    try {
+      result.rank = Rank{variables.number(launcher.rank, kMost)};
+      result.ranks = variables.number(launcher.ranks, kMost);
+      if (variables.has(launcher.local_ranks)) {
+        result.local_ranks = variables.number(launcher.local_ranks, kMost);
+      }
+      read_place(launcher, variables, result);
+      return result;
+    } catch (const Error&) {  // the caller has an error of its own
+      return std::nullopt;
+    }
+  }
   return std::nullopt;
 }
 

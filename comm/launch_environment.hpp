@@ -16,10 +16,12 @@ namespace spillway::comm {
 inline constexpr std::string_view kJobSecretFile = "job.secret";
 
 struct LaunchEnvironment {
-  std::string launcher;  ///< "torchrun", "mpirun" (Open MPI's), "mpiexec" (of others) or "srun"
+  /// "torchrun" (or who sets its variables), "mpirun" (Open MPI's), "mpiexec" (of others) or "srun"
+  std::string launcher;
   Rank rank{};
   std::uint32_t ranks = 1;
-  std::uint32_t local_rank = 0;                ///< among those of this machine
+  std::string variables{};       ///< that say so, with their values: "RANK=0 and WORLD_SIZE=2"
+  std::uint32_t local_rank = 0;  ///< among those of this machine
   std::optional<std::uint32_t> local_ranks{};  ///< absent: the launcher does not say
   /// By which the launcher lets ranks meet: "mpi", or "tcp", for which the rest is there.
   std::string backend{};
@@ -46,5 +48,10 @@ using EnvironmentLookup = std::function<const char*(const char* name)>;
 /// variable and value, for what is missing or makes no sense.
 [[nodiscard]] std::optional<LaunchEnvironment> read_launch_environment(
     const EnvironmentLookup& lookup);
+
+/// Returns where the ranks of this process's job meet by TCP, for a process that cannot be one of
+/// them because read_launch_environment throws. Its rank need not be below the number of ranks.
+/// Returns nothing where the meeting cannot be read either.
+[[nodiscard]] std::optional<LaunchEnvironment> read_meeting(const EnvironmentLookup& lookup);
 
 }  // namespace spillway::comm

@@ -116,6 +116,7 @@ void Reception::hear_proof(Visit& visit) {
 bool Reception::answers(Visit& visit) {
   if (!answer_.has_value()) return false;
   send_small(visit.socket, bytes_of(*answer_));
+  ++turned_away_;
   visit.socket.close();
   return true;
 }

@@ -40,6 +40,8 @@ class Reception {
 
   /// Answers every rank that comes until `end` with `notice`.
   void turn_away(const Notice& notice, Deadline end);
+  /// Number of callers that were answered so.
+  [[nodiscard]] std::uint32_t turned_away() const { return turned_away_; }
 
  private:
   struct Visit {
@@ -71,6 +73,7 @@ class Reception {
   std::vector<Guest> admitted_;
   std::string last_refusal_;
   std::uint32_t refusals_ = 0;
+  std::uint32_t turned_away_ = 0;
 };
 
 }  // namespace spillway::comm::detail

@@ -58,6 +58,19 @@ class Rendezvous {
     return std::move(peers_);
   }
 
+  /// Lets the others know why this process cannot be one of them.
+  void report(const Notice& failure) {
+    if (is_first()) {
+      open_reception(listen_as_first(launch_));
+      while (reception_->turned_away() + 1 < launch_.ranks && Clock::now() < end_) {
+        reception_->turn_away(failure, std::min<Deadline>(end_, Clock::now() + kBetweenCalls));
+      }
+      return;
+    }
+    call(0, Purpose::failure);
+    send_small(peers_[0].notices.socket(), bytes_of(failure));
+  }
+
  private:
   [[nodiscard]] bool is_first() const { return launch_.rank == Rank{0}; }
 
@@ -265,6 +278,7 @@ class Rendezvous {
                       refusal.empty() ? "" : "; one was turned away: " + refusal));
     }
     const Hello& hello = guest->hello;
+    if (hello.purpose == Purpose::failure) return hear_failure(guest->socket);
     if (is_seated(hello.rank, hello.purpose)) {
       return reception_->refuse(guest->socket,
                                 fmt::format("two processes are rank {}", hello.rank));
@@ -280,6 +294,17 @@ class Rendezvous {
       places_[hello.rank].port = static_cast<std::uint16_t>(hello.port);
     }
     peers_[hello.rank].notices = Inbox(Rank{hello.rank}, std::move(guest->socket));
+  }
+
+  /// Throws what a process says that cannot be a rank.
+  void hear_failure(const FileDescriptor& socket) const {
+    Notice notice;
+    if (!receive_all(socket, writable_bytes_of(notice), Clock::now() + kRefusal)) return;
+    const std::optional<Notice> failed = check_notice(notice);
+    if (!failed.has_value()) return;
+    throw Error(
+        static_cast<ErrorCode>(failed->code),
+        fmt::format("one of the processes of this job cannot be a rank of it: {}", failed->text()));
   }
 
   /// Logs which rank this one waits for, at growing intervals.
@@ -361,6 +386,14 @@ std::vector<Peer> meet(const LaunchEnvironment& launch, std::chrono::millisecond
         fmt::format("{} ranks cannot meet by tcp, but {}; use mpi", launch.ranks, kMostTcpRanks));
   raise_open_files(launch.ranks);
   return Rendezvous(launch, limit).meet();
+}
+
+void report_failure(const LaunchEnvironment& launch, const Error& error) noexcept {
+  if (launch.ranks > kMostTcpRanks) return;  // no such job meets
+  try {
+    Rendezvous(launch, kSilence).report(failure_notice(Rank{0}, error.code(), error.what()));
+  } catch (const std::exception&) {  // the error itself is the one that counts
+  }
 }
 
 }  // namespace spillway::comm::detail

@@ -13,6 +13,7 @@
 
 #include "comm/launch_environment.hpp"
 #include "comm/tcp/inbox.hpp"
+#include "runtime/base/error.hpp"
 
 namespace spillway::comm::detail {
 
@@ -27,5 +28,10 @@ struct Peer {
 /// cannot be one of this job is told so, and does not end it.
 [[nodiscard]] std::vector<Peer> meet(const LaunchEnvironment& launch,
                                      std::chrono::milliseconds limit);
+
+/// Lets the ranks that meet where `launch` says know that a process that was to be one of them
+/// cannot be, and why: rank 0 ends the meeting with that. Its rank is believed only if that is 0,
+/// and then it answers whoever comes. Tries for kSilence, and ignores a failure of its own.
+void report_failure(const LaunchEnvironment& launch, const Error& error) noexcept;
 
 }  // namespace spillway::comm::detail

@@ -26,6 +26,28 @@ Verdict refusal(std::string reason) {
   return {.kind = Verdict::Kind::refused, .reason = std::move(reason)};
 }
 
+/// Judges the rank and the number of ranks in a hello.
+Verdict judge_rank(const Hello& hello, const Hello& own) {
+  if (hello.ranks != own.ranks) {
+    return refusal(
+        fmt::format("rank {} was told that there are {} ranks, and rank {} that there "
+                    "are {}",
+                    hello.rank, hello.ranks, own.rank, own.ranks));
+  }
+  if (hello.rank >= own.ranks) {
+    return refusal(fmt::format("one of them is rank {} of {}", hello.rank, own.ranks));
+  }
+  if (hello.rank == own.rank) return refusal(fmt::format("two processes are rank {}", own.rank));
+  return {.kind = Verdict::Kind::member};
+}
+
+/// Whether a rank takes a call of that purpose: ranks meet at the first, and call those before
+/// them.
+bool takes(const Hello& hello, const Hello& own) {
+  const bool at_first = hello.purpose == Purpose::meeting || hello.purpose == Purpose::failure;
+  return at_first ? own.rank == 0 : hello.rank > own.rank;
+}
+
 }  // namespace
 
 std::string_view Hello::job_name() const { return text_of(job); }
@@ -56,7 +78,7 @@ Verdict judge_head(const Hello& hello, const Hello& own) {
 Verdict judge(const Hello& hello, const Hello& own) {
   Verdict head = judge_head(hello, own);
   if (head.kind != Verdict::Kind::member) return head;
-  if (hello.purpose < Purpose::meeting || hello.purpose > Purpose::data || hello.port > 65535 ||
+  if (hello.purpose < Purpose::meeting || hello.purpose > Purpose::failure || hello.port > 65535 ||
       hello.key > KeySource::file) {
     return {};
   }
@@ -66,23 +88,15 @@ Verdict judge(const Hello& hello, const Hello& own) {
                     "a port of its own by SPILLWAY_MASTER_PORT",
                     printable(own.job_name()), printable(hello.job_name())));
   }
-  if (hello.ranks != own.ranks) {
-    return refusal(
-        fmt::format("rank {} was told that there are {} ranks, and rank {} that there "
-                    "are {}",
-                    hello.rank, hello.ranks, own.rank, own.ranks));
+  if (hello.purpose != Purpose::failure) {
+    Verdict rank = judge_rank(hello, own);
+    if (rank.kind != Verdict::Kind::member) return rank;
   }
-  if (hello.rank >= own.ranks) {
-    return refusal(fmt::format("one of them is rank {} of {}", hello.rank, own.ranks));
-  }
-  if (hello.rank == own.rank) return refusal(fmt::format("two processes are rank {}", own.rank));
   if (hello.key != own.key) {
     return refusal(fmt::format("rank {} has the secret of the job from {}, and rank {} from {}",
                                hello.rank, name_of(hello.key), own.rank, name_of(own.key)));
   }
-  // Ranks meet at the first, and call those before them.
-  const bool may_call = hello.purpose == Purpose::meeting ? own.rank == 0 : hello.rank > own.rank;
-  return may_call ? Verdict{.kind = Verdict::Kind::member} : Verdict{};
+  return takes(hello, own) ? Verdict{.kind = Verdict::Kind::member} : Verdict{};
 }
 
 std::string_view Place::host_name() const { return text_of(host); }

@@ -20,8 +20,9 @@ inline constexpr std::uint32_t kTcpVersion = 2;
 /// Bounds the sockets that a rank needs: two for each other rank.
 inline constexpr std::uint32_t kMostTcpRanks = 4096;
 
-/// Use of a connection. That of a meeting becomes one of notices.
-enum class Purpose : std::uint32_t { meeting = 1, notices = 2, data = 3 };
+/// Use of a connection. That of a meeting becomes one of notices. That of a failure carries one
+/// notice, of a process that cannot be a rank: its hello has no rank that counts.
+enum class Purpose : std::uint32_t { meeting = 1, notices = 2, data = 3, failure = 4 };
 
 /// Source of the key by which a rank proves that it belongs to this job.
 enum class KeySource : std::uint32_t {

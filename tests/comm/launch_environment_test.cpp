@@ -72,11 +72,36 @@ TEST(LaunchEnvironment, IsRefusedWhereTwoDisagree) {
     variables.insert(by_hand.begin(), by_hand.end());
     EXPECT_THAT([&] { static_cast<void>(read(variables)); },
                 testing::ThrowsMessage<Error>(testing::HasSubstr(
-                    "has started this process as rank 0 of 1, and WORLD_SIZE=2 says otherwise")));
+                    "=1 make this process rank 0 of 1, and WORLD_SIZE=2 says otherwise")));
   }
   Variables agreed = kOpenMpi;
   agreed.insert({{"RANK", "5"}, {"WORLD_SIZE", "8"}});
   expect(agreed, "mpirun", 5, 8, 1);
+}
+
+TEST(LaunchEnvironment, SaysWhereRanksMeetToAProcessThatCannotBeOne) {
+  const auto meeting = [](const Variables& variables) {
+    return read_meeting([&](const char* name) {
+      const auto found = variables.find(name);
+      return found == variables.end() ? nullptr : found->second.c_str();
+    });
+  };
+  Variables beyond = kTorchrun;
+  beyond["RANK"] = "4";
+  EXPECT_EQ(meeting(beyond)->host, "node7");
+  EXPECT_EQ(meeting(beyond)->port, 29501);
+  EXPECT_EQ(meeting(beyond)->job, "none");
+  EXPECT_EQ(meeting(beyond)->rank, Rank{4});
+  beyond["LOCAL_WORLD_SIZE"] = "4";
+  EXPECT_EQ(meeting(beyond)->host, "localhost");
+  Variables two_launchers = kOpenMpi;
+  two_launchers.insert(kTorchrun.begin(), kTorchrun.end());
+  two_launchers.erase("TORCHELASTIC_RUN_ID");
+  EXPECT_EQ(meeting(two_launchers)->host, "node7");
+  EXPECT_EQ(meeting(two_launchers)->rank, Rank{3});
+  EXPECT_FALSE(meeting(kOpenMpi).has_value());
+  beyond["MASTER_PORT"] = "none";
+  EXPECT_FALSE(meeting(beyond).has_value());
 }
 
 TEST(LaunchEnvironment, ReadsEveryLauncher) {
@@ -158,6 +183,21 @@ TEST(LaunchEnvironment, SeesThatSrunLetsRanksMeetByMpi) {
   mpiexec_in_a_step.insert_or_assign("PMI_RANK", "5");
   mpiexec_in_a_step.insert_or_assign("PMI_SIZE", "16");
   expect(mpiexec_in_a_step, "mpiexec", 5, 16, 0);
+}
+
+TEST(LaunchEnvironment, NamesWhatWasSetByHandAndNoLauncher) {
+  const Variables by_hand{{"WORLD_SIZE", "2"}, {"MASTER_ADDR", "a"}, {"MASTER_PORT", "9"}};
+  Variables beyond = by_hand;
+  beyond["RANK"] = "2";
+  for (const Variables& variables : {by_hand, beyond}) {
+    EXPECT_THAT([&] { static_cast<void>(read(variables)); },
+                testing::ThrowsMessage<Error>(testing::AllOf(
+                    testing::HasSubstr("MASTER_ADDR=a says that this process is a rank of a job"),
+                    testing::HasSubstr("RANK"), testing::Not(testing::HasSubstr("torchrun")))));
+  }
+  Variables right = by_hand;
+  right["RANK"] = "1";
+  EXPECT_EQ(read(right)->variables, "RANK=1 and WORLD_SIZE=2");
 }
 
 void expect_refused(Variables variables, const std::string& name, const char* value) {

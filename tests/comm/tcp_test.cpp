@@ -114,6 +114,25 @@ TEST(TcpRendezvous, WhatCannotBeARankIsToldSoAndEndsNothing) {
   EXPECT_EQ(zero.get()[0], "");
 }
 
+TEST(TcpRendezvous, AProcessThatCannotBeARankEndsTheMeetingWithItsReason) {
+  const OwnPort port;
+  const Error error(ErrorCode::invalid_argument, "RANK=7 is no number below 3");
+  auto ranks = std::async(std::launch::async, [&] {
+    return failures_of({tcp_launch(0, 3, port), tcp_launch(1, 3, port)});
+  });
+  report_failed_launch(tcp_launch(7, 3, port), error);
+  EXPECT_THAT(ranks.get(), Each(HasSubstr("cannot be a rank of it: RANK=7 is no number below 3")));
+}
+
+TEST(TcpRendezvous, RankZeroThatCannotBeARankTellsThoseThatCome) {
+  const OwnPort port;
+  const Error error(ErrorCode::invalid_argument, "RANK=0 contradicts itself");
+  auto zero =
+      std::async(std::launch::async, [&] { report_failed_launch(tcp_launch(0, 2, port), error); });
+  EXPECT_THAT(failures_of({tcp_launch(1, 2, port)})[0], HasSubstr("RANK=0 contradicts itself"));
+  zero.get();
+}
+
 TEST(TcpRendezvous, ARankThatDiesBeforeAllHaveComeIsNamed) {
   const OwnPort port;
   auto zero = std::async(std::launch::async, [&] { return failures_of({tcp_launch(0, 3, port)}); });

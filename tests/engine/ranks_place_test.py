@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import unittest.mock
 
-from ranks_job import JobTest, config, main
+from ranks_job import LAUNCHER, JobTest, config, main, start
 
 TWO_NODES = "package:2 [numa(memory=8GB)] core:2 pu:1"
 
@@ -66,6 +66,22 @@ class Place(JobTest):
         one = self.plan("one", 1, ranks=1, **asked)["memory"]["host"]["budget"]
         two = self.plan("two", 1, **asked)["memory"]["host"]["budget"]
         self.assert_half(two, one)
+
+    def test_launch_variables_that_contradict_each_other_end_the_other_ranks_too(self):
+        cases = ((1, "RANK=5", "RANK=5 is no number below 2"),
+                 (1, "PMI_RANK=0", "PMI_SIZE"),
+                 (0, "SPILLWAY_TIMEOUT=0", "SPILLWAY_TIMEOUT is 0"),
+                 (0, "PMI_RANK=0", "PMI_SIZE"))
+        for rank, variable, told in cases:
+            with self.subTest(rank=rank, variable=variable):
+                right = self.arguments("run", config(1), 1)
+                ranks = [right, right]
+                ranks[rank] = ["env", variable, *right]
+                job = start([*LAUNCHER, "1", *ranks[0], ":", LAUNCHER[-1], "1", *ranks[1]])
+                output = job.communicate(timeout=60)[0]
+                self.assertRegex(output, f"(?s){told}.*{told}")
+                self.assertNotIn("had to be stopped", output)
+                self.assertFalse((self.folder / "run").exists())
 
     def assert_half(self, part, whole):
         """Others use memory and drives meanwhile."""

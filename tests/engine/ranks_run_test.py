@@ -46,6 +46,21 @@ class RunOfRanks(JobTest):
         self.assertEqual([store["committed_step"] for store in sound["stores"]], [3, 2])
         self.assertEqual([len(rank["stores"]) for rank in sound["ranks"]], [1, 2])
 
+    def test_does_not_begin_beside_a_rank_of_another(self):
+        self.path("new").mkdir()
+        foreign = self.path("new/rank-0007")
+        shutil.copytree(self.path("three/rank-0002"), foreign)
+        files = {path: path.read_bytes() for path in foreign.rglob("*") if path.is_file()}
+        for ranks in 1, RANKS:
+            with self.subTest(ranks=ranks):
+                self.fail_with(f"{foreign} is of an earlier run .* choose another --run, or move",
+                               "new", SHARDED, 2, ranks=ranks)
+                self.assertEqual(files, {path: path.read_bytes() for path in foreign.rglob("*")
+                                         if path.is_file()})
+                self.assertEqual(list(self.path("new").iterdir()), [foreign])
+        foreign.rename(self.path("apart"))
+        self.trained("new", SHARDED, 2, ranks=RANKS)
+
     def test_is_refused_by_rank_and_folder_if_one_is_missing(self):
         shutil.rmtree(self.path("three/rank-0001"))
         done = self.run_program("export", self.path("three"), "out")

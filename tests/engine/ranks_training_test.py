@@ -213,7 +213,9 @@ class Training(JobTest):
             done = subprocess.run(self.arguments("run", config(0), 1), capture_output=True,
                                   encoding="utf-8", env=os.environ | launched, check=False)
         self.assertEqual(done.returncode, 1)
-        self.assertIn("torchrun has started 2 ranks, and rank 0 cannot meet", done.stderr)
+        self.assertIn("RANK=0 and WORLD_SIZE=2 say that there are 2 ranks, and rank 0 cannot meet",
+                      done.stderr)
+        self.assertNotIn("torchrun", done.stderr)
         self.assertIn(f"at port {port}: another program has it", done.stderr)
         self.assertFalse((self.folder / "run").exists())
 

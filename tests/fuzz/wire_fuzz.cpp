@@ -30,18 +30,23 @@ T value_of(std::span<const std::uint8_t> input) {
   return value;
 }
 
-void hear_hello(std::span<const std::uint8_t> input) {
-  Hello own{.rank = 1, .ranks = 3};
+void hear_hello(std::span<const std::uint8_t> input, std::uint32_t rank) {
+  Hello own{.rank = rank, .ranks = 3};
   own.set_job("job");
   const Hello hello = value_of<Hello>(input);
   const Verdict verdict = judge(hello, own);
   SPILLWAY_ASSERT(verdict.reason.empty() == (verdict.kind != Verdict::Kind::refused));
   SPILLWAY_ASSERT(std::ranges::none_of(verdict.reason, [](char c) { return c == '\x1b'; }));
   if (verdict.kind != Verdict::Kind::member) return;
-  SPILLWAY_ASSERT(hello.rank < own.ranks && hello.rank > own.rank && hello.port < 65536);
+  const bool is_rank = hello.rank < own.ranks && hello.rank > own.rank;
+  SPILLWAY_ASSERT(is_rank || (own.rank == 0 && hello.purpose == Purpose::failure));
+  SPILLWAY_ASSERT(hello.port < 65536);
   SPILLWAY_ASSERT(hello.job_name() == "job" && hello.key == own.key);
   SPILLWAY_ASSERT(judge_head(hello, own).kind == Verdict::Kind::member);
 }
+
+void hear_hello_as_first(std::span<const std::uint8_t> input) { hear_hello(input, 0); }
+void hear_hello_as_second(std::span<const std::uint8_t> input) { hear_hello(input, 1); }
 
 /// Nobody proves anything without the key, whatever he says of a challenge.
 void hear_proof(std::span<const std::uint8_t> input) {
@@ -83,7 +88,8 @@ void compare_ranks(std::span<const std::uint8_t> input) {
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  for (const auto target : {hear_hello, hear_proof, hear_notice, hear_frame, compare_ranks}) {
+  for (const auto target : {hear_hello_as_first, hear_hello_as_second, hear_proof, hear_notice,
+                            hear_frame, compare_ranks}) {
     try {
       target({data, size});
     } catch (const Error& error) {

@@ -64,7 +64,7 @@ def losses(run):
 def test_a_rank_of_a_launcher_does_not_train_for_itself(data, tmp_path, monkeypatch, started):
     for name, value in started.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(spillway.NotSupportedError, match="has started 2 ranks"):
+    with pytest.raises(spillway.NotSupportedError, match="say that there are 2 ranks"):
         train(data, tmp_path / "run", steps=1)
     assert not (tmp_path / "run").exists()
 

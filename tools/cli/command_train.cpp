@@ -142,10 +142,8 @@ ordered_json train(const engine::TrainRequest& request, bool json) {
 }
 
 /// Joins the other ranks, and tells them if this one cannot train.
-ordered_json train_as_rank(const TrainCommandFlags& flags, comm::LaunchEnvironment launch,
+ordered_json train_as_rank(const TrainCommandFlags& flags, const comm::LaunchEnvironment& launch,
                            bool json) {
-  launch.meeting_directory = flags.train.run;
-  launch.trusts_network = flags.trust_network;
   engine::TrainRequest request;
   std::optional<Error> wrong;
   try {
@@ -168,7 +166,8 @@ ordered_json train_as_rank(const TrainCommandFlags& flags, comm::LaunchEnvironme
 }
 
 ordered_json run(const TrainCommandFlags& flags, bool json) {
-  const std::optional<comm::LaunchEnvironment> launch = launch_environment();
+  const std::optional<comm::LaunchEnvironment> launch =
+      launch_environment(flags.train.run, flags.trust_network);
   if (launch.has_value() && launch->ranks > 1) return train_as_rank(flags, *launch, json);
   return train(request_of(flags), json);
 }

@@ -10,6 +10,8 @@ namespace spillway::cli {
 
 namespace {
 
+const char* environment(const char* name) { return std::getenv(name); }
+
 std::unique_ptr<comm::Communicator> meet(const comm::LaunchEnvironment& launch,
                                          const comm::CommunicatorOptions& options) {
   if (launch.backend == "tcp") return comm::make_tcp_communicator(launch, options);
@@ -25,7 +27,26 @@ std::unique_ptr<comm::Communicator> meet(const comm::LaunchEnvironment& launch,
 }  // namespace
 
 std::optional<comm::LaunchEnvironment> launch_environment() {
-  return comm::read_launch_environment([](const char* name) { return std::getenv(name); });
+  return comm::read_launch_environment(environment);
+}
+
+std::optional<comm::LaunchEnvironment> launch_environment(const std::filesystem::path& run,
+                                                          bool trusts_network) {
+  const auto in_run = [&](std::optional<comm::LaunchEnvironment> launch) {
+    if (launch.has_value()) {
+      launch->meeting_directory = run;
+      launch->trusts_network = trusts_network;
+    }
+    return launch;
+  };
+  try {
+    return in_run(launch_environment());
+  } catch (const Error& error) {
+    if (const auto launch = in_run(comm::read_meeting(environment))) {
+      comm::report_failed_launch(*launch, error);
+    }
+    throw;
+  }
 }
 
 void add_trust_network(Command& command, bool& trusts) {
@@ -43,7 +64,8 @@ comm::CommunicatorOptions communicator_options(const comm::LaunchEnvironment& la
 
 std::unique_ptr<comm::Communicator> join_ranks(const comm::LaunchEnvironment& launch,
                                                const comm::CommunicatorOptions& options) {
-  const std::string job = fmt::format("{} has started {} ranks", launch.launcher, launch.ranks);
+  const std::string job =
+      fmt::format("{} say that there are {} ranks", launch.variables, launch.ranks);
   auto ranks = [&] {
     try {
       return meet(launch, options);

@@ -81,6 +81,17 @@ RunClaim::RunClaim(Request request)
   manifest_path_ = run_.manifest();
   config_path_ = run_.config();
   if (run_.exists()) read_run();
+  if (request_.part.rank == 0 && found_.state != Found::State::committed) refuse_rank_beyond();
+}
+
+/// It would pass for a piece of the run that begins.
+void RunClaim::refuse_rank_beyond() const {
+  const auto beyond = rank_beyond(request_.run, request_.part.ranks);
+  check(!beyond.has_value(), ErrorCode::invalid_argument,
+        fmt::format("{} is of an earlier run and has a committed step, and a run of {} rank(s) "
+                    "begins here; choose another --run, or move it away (remove it if nobody needs "
+                    "it)",
+                    beyond.value_or("").string(), request_.part.ranks));
 }
 
 RunClaim::~RunClaim() {

@@ -90,6 +90,7 @@ class RunClaim {
 
  private:
   void read_run();
+  void refuse_rank_beyond() const;
   void find_state();
   void check_part() const;
   void tell_copy_from_move();

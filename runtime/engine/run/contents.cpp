@@ -4,10 +4,13 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "comm/launch_environment.hpp"
+#include "nvme_swap/tile_store.hpp"
 #include "runtime/base/error.hpp"
 #include "runtime/base/run_id.hpp"
 #include "runtime/engine/run/sealed_json.hpp"
@@ -55,6 +58,31 @@ bool is_of_rank(const fs::directory_entry& entry) {
          (RunDirectory(entry.path()).exists() || !foreign_entry(entry.path()));
 }
 
+/// The rank whose folder in the job's directory has this path; nothing for any other folder.
+std::optional<std::uint32_t> rank_of(const fs::path& path) {
+  const std::string name = path.filename().string();
+  const std::size_t number = name.find_last_not_of("0123456789") + 1;
+  std::uint32_t rank = 0;
+  std::from_chars(name.data() + number, name.data() + name.size(), rank);
+  return rank > 0 && path == rank_directory(path.parent_path(), rank) ? std::optional(rank)
+                                                                      : std::nullopt;
+}
+
+/// A run that cannot be read may have a committed step.
+bool may_have_committed(const RunDirectory& run) {
+  if (!run.exists()) return false;
+  try {
+    const RunManifest manifest = run.read_manifest();
+    if (manifest.committed) return true;
+    nvme_swap::StoreOptions store;
+    store.directories = run.state_directories(manifest);
+    store.owner = manifest.state_id;
+    return nvme_swap::TileStore::has_commit(store);
+  } catch (const Error&) {
+    return true;
+  }
+}
+
 bool is_swap_file(const fs::path& path) { return path.extension() == ".swap"; }
 
 }  // namespace
@@ -77,6 +105,18 @@ std::optional<fs::path> foreign_entry(const fs::path& directory) {
     if (!ours) return path;
   }
   return std::nullopt;
+}
+
+std::optional<fs::path> rank_beyond(const fs::path& job, std::uint32_t ranks) {
+  std::vector<fs::path> found;
+  for (const fs::directory_entry& entry : fs::directory_iterator(job)) {
+    const std::optional<std::uint32_t> rank = rank_of(entry.path());
+    if (rank >= ranks && may_have_committed(RunDirectory(entry.path()))) {
+      found.push_back(entry.path());
+    }
+  }
+  const auto first = std::ranges::min_element(found);
+  return first == found.end() ? std::nullopt : std::optional(*first);
 }
 
 bool holds_run(const RunDirectory& directory) {

@@ -2,6 +2,7 @@
 // may take its place. Any thread.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <optional>
 
@@ -14,6 +15,11 @@ namespace spillway::engine {
 /// what a start that was killed has left. Not for a directory with a manifest.
 [[nodiscard]] std::optional<std::filesystem::path> foreign_entry(
     const std::filesystem::path& directory);
+
+/// Returns the first folder in the run directory of a job of `ranks` that is of a rank beyond them
+/// and has a committed step, or may have one, if there is any: another job has left it.
+[[nodiscard]] std::optional<std::filesystem::path> rank_beyond(const std::filesystem::path& job,
+                                                               std::uint32_t ranks);
 
 /// Whether a directory has a run. Throws `Error{invalid_argument}` for one with the configuration
 /// of a run and no manifest.

@@ -160,11 +160,13 @@ void check_alone() {
   const auto launch =
       comm::read_launch_environment([](const char* name) { return std::getenv(name); });
   if (!launch || launch->ranks == 1) return;
-  throw Error(ErrorCode::not_supported,
-              fmt::format("{} has started {} ranks, and spillway.train would train in each of them "
-                          "for itself; have it start the program, \"spillway train\", whose ranks "
-                          "train together, or start one process without a launcher",
-                          launch->launcher, launch->ranks));
+  throw Error(
+      ErrorCode::not_supported,
+      fmt::format("{} say that there are {} ranks, and spillway.train would train in each of "
+                  "them for itself; have the launcher start the program, \"spillway "
+                  "train\", whose ranks train together, or start one process without a "
+                  "launcher",
+                  launch->variables, launch->ranks));
 }
 
 /// Returns the report as a document and as text, and what ended the run early, or None.
