@@ -18,6 +18,7 @@ from spillway.torch import (
     OffloadedAdagrad,
     OffloadedAdam,
     OffloadedAdamW,
+    OffloadedLion,
     OffloadedOptimizer,
     OffloadedSGD,
 )
@@ -224,6 +225,60 @@ def test_keywords_are_those_of_torch(ours, theirs):
     for name in off:
         with pytest.raises(spillway.NotSupportedError, match=f"{name}=True is not supported"):
             make(ours, **{name: True})
+
+
+def in_a_group(kind, word, value):
+    kind([{"params": [torch.nn.Parameter(torch.ones(3))], word: value}])
+
+
+def in_a_group_that_is_added(kind, word, value):
+    optimizer = kind([torch.nn.Parameter(torch.ones(3))])
+    optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(3))], word: value})
+
+
+def by_assignment(kind, word, value):
+    net, optimizer = make(kind)
+    train(net, optimizer, 1)
+    optimizer.param_groups[0][word] = value
+    before = [parameter.detach().clone() for parameter in net.parameters()]
+    try:
+        train(net, optimizer, 1)
+    finally:
+        assert all(map(torch.equal, net.parameters(), before))
+
+
+def in_a_state(kind, word, value):
+    net, optimizer = make(kind)
+    train(net, optimizer, 1)
+    state = optimizer.state_dict()
+    optimizer.load_state_dict({**state, "param_groups": [{**state["param_groups"][0],
+                                                          word: value}]})
+
+
+@pytest.mark.parametrize("way", [in_a_group, in_a_group_that_is_added, by_assignment, in_a_state])
+@pytest.mark.parametrize("kind", [OffloadedAdamW, OffloadedAdam, OffloadedAdagrad, OffloadedLion,
+                                  OffloadedSGD])
+def test_what_no_optimizer_takes_no_group_has(kind, way):
+    words = dict.fromkeys(("amsgrad", "capturable", "differentiable", "maximize", "nesterov"), True)
+    words["dampening"] = 0.5
+    if kind not in (OffloadedAdamW, OffloadedAdam):
+        words["decoupled_weight_decay"] = not kind.decoupled
+    for word, value in words.items():
+        with pytest.raises(spillway.NotSupportedError, match=f"{word}={value}, which is not supp"):
+            way(kind, word, value)
+
+
+def test_a_group_of_adamw_may_have_the_weight_decay_of_adam():
+    def two(kind):
+        torch.manual_seed(4)
+        net = torch.nn.Linear(8, 3)
+        return net, kind([{"params": [net.weight], "decoupled_weight_decay": False},
+                          {"params": [net.bias]}], lr=1e-2, weight_decay=0.3)
+
+    nets = [two(OffloadedAdamW), two(torch.optim.AdamW)]
+    for each in nets:
+        train(*each, 5)
+    assert near(nets[0][0].parameters(), nets[1][0].parameters())
 
 
 def test_adam_with_decoupled_weight_decay_is_adamw():
