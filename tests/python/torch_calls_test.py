@@ -18,6 +18,7 @@ from spillway.torch import (
     OffloadedAdagrad,
     OffloadedAdam,
     OffloadedAdamW,
+    OffloadedLion,
     OffloadedOptimizer,
     OffloadedSGD,
 )
@@ -205,6 +206,79 @@ def test_parameters_whose_memory_becomes_one_are_refused(tie, read):
     assert net.head.weight.data_ptr() == net.embedding.weight.data_ptr() != before.data_ptr()
 
 
+def new(value, trained=True):
+    return torch.nn.Parameter(torch.full((6,), value), requires_grad=trained)
+
+
+def one_of_a_later_group(mine, optimizer):
+    late = new(2.0)
+    optimizer.add_param_group({"params": [late]})
+    return late, "parameter 0 of group 1"
+
+
+def a_frozen_one_of_its_group(mine, optimizer):
+    return optimizer.param_groups[0]["params"][1], "parameter 1 of group 0"
+
+
+def one_outside(mine, optimizer):
+    return new(4.0, trained=False), "not in the optimizer"
+
+
+def one_of_another_optimizer(mine, optimizer):
+    theirs = new(5.0)
+    mine.theirs = OffloadedAdamW([theirs])
+    return theirs, "not in the optimizer"
+
+
+OTHERS = (one_of_a_later_group, a_frozen_one_of_its_group, one_outside, one_of_another_optimizer)
+
+
+@pytest.mark.parametrize("read", ["step", "backward", "state_dict", "values_changed"])
+@pytest.mark.parametrize("of", OTHERS)
+def test_memory_of_any_other_parameter_is_refused(of, read):
+    mine = new(1.0)
+    optimizer = OffloadedAdamW([mine, new(3.0, trained=False)], accumulation_steps=None)
+    other, name = of(mine, optimizer)
+    for step in range(1 + (read == "step")):
+        mine.square().sum().backward()
+        if step == 0:
+            optimizer.step()
+    mine.data = other.data
+    with pytest.raises(spillway.InvalidArgumentError, match=f"(?s){name}.* same memory"):
+        if read == "backward":
+            mine.square().sum().backward()
+        elif read == "values_changed":
+            optimizer.values_changed(mine)
+        else:
+            getattr(optimizer, read)()
+    mine.data = other.data.clone()  # as the remedy says
+    optimizer.zero_grad()
+    mine.square().sum().backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize("of", OTHERS)
+def test_parameters_in_memory_of_another_one_cannot_come(of):
+    mine = new(1.0)
+    optimizer = OffloadedAdamW([mine, new(3.0, trained=False)])
+    other, _ = of(mine, optimizer)
+    for call in (lambda late: optimizer.add_param_group({"params": [late]}),
+                 lambda late: OffloadedAdamW([late])):
+        with pytest.raises(spillway.InvalidArgumentError, match="two parameters in the same mem"):
+            call(torch.nn.Parameter(other.data))
+        call(torch.nn.Parameter(other.data.clone()))
+
+
+def test_parts_of_one_tensor_are_memory_of_their_own():
+    nets = [make(kind) for kind in KINDS]
+    for net, optimizer in nets:
+        train(net, optimizer, 2)
+        whole = torch.nn.utils.parameters_to_vector(net.parameters()) * 0.5
+        torch.nn.utils.vector_to_parameters(whole, net.parameters())
+        train(net, optimizer, 2)
+    assert near(nets[0][0].parameters(), nets[1][0].parameters())
+
+
 @pytest.mark.parametrize("ours, theirs", [
     (OffloadedAdamW, torch.optim.AdamW), (OffloadedAdam, torch.optim.Adam),
     (OffloadedAdagrad, torch.optim.Adagrad), (OffloadedSGD, torch.optim.SGD)])
@@ -224,6 +298,60 @@ def test_keywords_are_those_of_torch(ours, theirs):
     for name in off:
         with pytest.raises(spillway.NotSupportedError, match=f"{name}=True is not supported"):
             make(ours, **{name: True})
+
+
+def in_a_group(kind, word, value):
+    kind([{"params": [torch.nn.Parameter(torch.ones(3))], word: value}])
+
+
+def in_a_group_that_is_added(kind, word, value):
+    optimizer = kind([torch.nn.Parameter(torch.ones(3))])
+    optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(3))], word: value})
+
+
+def by_assignment(kind, word, value):
+    net, optimizer = make(kind)
+    train(net, optimizer, 1)
+    optimizer.param_groups[0][word] = value
+    before = [parameter.detach().clone() for parameter in net.parameters()]
+    try:
+        train(net, optimizer, 1)
+    finally:
+        assert all(map(torch.equal, net.parameters(), before))
+
+
+def in_a_state(kind, word, value):
+    net, optimizer = make(kind)
+    train(net, optimizer, 1)
+    state = optimizer.state_dict()
+    optimizer.load_state_dict({**state, "param_groups": [{**state["param_groups"][0],
+                                                          word: value}]})
+
+
+@pytest.mark.parametrize("way", [in_a_group, in_a_group_that_is_added, by_assignment, in_a_state])
+@pytest.mark.parametrize("kind", [OffloadedAdamW, OffloadedAdam, OffloadedAdagrad, OffloadedLion,
+                                  OffloadedSGD])
+def test_what_no_optimizer_takes_no_group_has(kind, way):
+    words = dict.fromkeys(("amsgrad", "capturable", "differentiable", "maximize", "nesterov"), True)
+    words["dampening"] = 0.5
+    if kind not in (OffloadedAdamW, OffloadedAdam):
+        words["decoupled_weight_decay"] = not kind.decoupled
+    for word, value in words.items():
+        with pytest.raises(spillway.NotSupportedError, match=f"{word}={value}, which is not supp"):
+            way(kind, word, value)
+
+
+def test_a_group_of_adamw_may_have_the_weight_decay_of_adam():
+    def two(kind):
+        torch.manual_seed(4)
+        net = torch.nn.Linear(8, 3)
+        return net, kind([{"params": [net.weight], "decoupled_weight_decay": False},
+                          {"params": [net.bias]}], lr=1e-2, weight_decay=0.3)
+
+    nets = [two(OffloadedAdamW), two(torch.optim.AdamW)]
+    for each in nets:
+        train(*each, 5)
+    assert near(nets[0][0].parameters(), nets[1][0].parameters())
 
 
 def test_adam_with_decoupled_weight_decay_is_adamw():

@@ -4,6 +4,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -14,6 +15,9 @@ from spillway.errors import CorruptDataError, InvalidArgumentError, NotSupported
 from spillway.torch._lifetime import WithLifetime
 
 _FILE = "groups.json"  # of a checkpoint's folder
+
+#: Keys of torch's groups; they change what is computed.
+MUST_BE_OFF = ("amsgrad", "capturable", "dampening", "differentiable", "maximize", "nesterov")
 
 
 def _settings(group: dict[str, Any]) -> dict[str, Any]:
@@ -31,9 +35,8 @@ def _settings(group: dict[str, Any]) -> dict[str, Any]:
 class WithGroups(WithLifetime):
     """An optimizer whose trainers follow `param_groups`."""
 
-    kind = ""                      #: of the native update
-    decoupled = False              #: weight decay acts on the parameter
-    refused: tuple[str, ...] = ()  #: keys of torch's groups that must be off
+    kind = ""          #: of the native update
+    decoupled = False  #: weight decay acts on the parameter
 
     _registered: list[list[torch.Tensor]]  #: parameters of the groups that were added
 
@@ -49,12 +52,14 @@ class WithGroups(WithLifetime):
             "parameters come with add_param_group() alone, and stay; to leave some out, freeze "
             "them, and to move or to replace them, make a new optimizer")
 
-    def _check_group(self, group: dict[str, Any]) -> None:
+    def _check_group(self, group: Mapping[str, Any], what: str = "a parameter group") -> None:
         """Raises for what torch's optimizers do and ours do not."""
-        for key in self.refused:
-            if group.get(key):
-                raise NotSupportedError(f"a parameter group has {key}={group[key]}, which is not "
-                                        "supported; leave it out")
+        on = [key for key in MUST_BE_OFF if group.get(key)]
+        if group.get("decoupled_weight_decay", self.decoupled) != self._decouples(group):
+            on.append("decoupled_weight_decay")
+        for key in on:
+            raise NotSupportedError(f"{what} has {key}={group[key]}, which is not supported by "
+                                    f"{type(self).__name__}; leave it out")
 
     def _set_groups(self) -> None:
         for shard in self._shards:
@@ -62,7 +67,7 @@ class WithGroups(WithLifetime):
             for place, number in enumerate(shard.groups):
                 shard.trainer.set_group(place, self._hyperparameters(number, updates))
 
-    def _decouples(self, group: dict[str, Any]) -> bool:
+    def _decouples(self, group: Mapping[str, Any]) -> bool:
         return self.decoupled
 
     def _learning_rate(self, group: dict[str, Any], updates: int) -> float:

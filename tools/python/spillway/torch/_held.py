@@ -9,14 +9,17 @@ import torch
 
 from spillway._load import native
 from spillway.errors import InvalidArgumentError, NotSupportedError
+from spillway.torch._beside import Beside
 from spillway.torch._handed_over import HandedOver, Uses
-from spillway.torch._registered import Registered, check_parameter
+from spillway.torch._registered import (
+    Registered,
+    check_memory,
+    check_parameter,
+    may_be_shared,
+    references_of,
+)
 
 _version_of = operator.attrgetter("_version")
-
-def _references_of(memory: torch.Tensor) -> int:
-    """Returns how many tensors, of torch itself too, have this memory."""
-    return torch._C._storage_Use_Count(memory.untyped_storage()._cdata)
 
 
 class Held:
@@ -37,12 +40,14 @@ class Held:
         self._untaken: set[int] = set()   # that were written, and whose masters do not follow yet
         self._passes_are_old = False      # values were written since a pass was told of it
         self._uses: Uses | None = None
+        self._beside: Beside | None = None
         self._left: dict[int, HandedOver] = {}  # in `grad` of what handed gradients over
         Held._forget(self)
 
-    def watch(self, uses: Uses) -> None:
-        """Leaves in `grad` what notes there how the program uses gradients that are handed over."""
-        self._uses = uses
+    def watch(self, uses: Uses, beside: Beside) -> None:
+        """Leaves in `grad` what notes there how the program uses gradients that are handed over.
+        `beside`: parameters that must have memory of their own."""
+        self._uses, self._beside = uses, beside
 
     def trained_entries(self) -> list[Registered]:
         """Returns those that get gradients."""
@@ -66,7 +71,7 @@ class Held:
         self._addresses = [each.data_ptr() for each in memory]
         for index in range(len(memory)):
             self._point(index)
-        self._references = [_references_of(each) for each in memory]
+        self._references = [references_of(each) for each in memory]
         native.release_freed_memory()  # of the tensors that the parameters were
 
     def finish(self) -> None:
@@ -87,6 +92,7 @@ class Held:
 
     def take_values(self, index: int) -> None:
         """Makes the master of a parameter what the parameter is."""
+        self._check_written([index])
         self._take_back(index)
         self._note(index)
         self._take_values(index, changed=False)
@@ -96,8 +102,8 @@ class Held:
         """Makes `data` of a parameter refer to `memory`; returns what it referred to. What the
         program has written since the last swap goes along."""
         if self.is_written(index):
+            self._check_written([index])
             self._check_place(index)
-            self._check_form(index)
             memory.copy_(self._parameters[index].data)
             self._note(index)
         before, self._memory[index] = self._memory[index], memory
@@ -255,10 +261,11 @@ class Held:
         # Nothing is written in most steps, and these lists show that with few calls.
         if (list(map(_version_of, self._parameters)) != self._versions
                 or list(map(torch.Tensor.data_ptr, self._parameters)) != self._addresses):
-            for index in range(len(self.entries)):
-                if self.is_written(index):
-                    self._take_back(index)
-                    self._note(index)
+            written = [index for index in range(len(self.entries)) if self.is_written(index)]
+            self._check_written(written)
+            for index in written:
+                self._take_back(index)
+                self._note(index)
         if self._untaken and self._any_received:
             raise InvalidArgumentError(
                 f"{self.entries[min(self._untaken)].name} was written between a backward pass and "
@@ -278,30 +285,33 @@ class Held:
     def take_write(self, index: int) -> None:
         """Makes the master of one parameter follow, if the program has written it."""
         if self.is_written(index):
+            self._check_written([index])
             self._take_back(index)
             self._note(index)
         if index in self._untaken:
             self._take_values(index, changed=True)
             self._untaken.discard(index)
 
+    def _check_written(self, written: list[int]) -> None:
+        """Raises if the program has made a parameter one of another kind, or gave it the memory of
+        another one."""
+        for index in written:
+            self._check_form(index)
+        if any(self._parameters[index].data_ptr() != self._addresses[index]
+               and may_be_shared(self._parameters[index]) for index in written):
+            if self._beside is None:
+                check_memory(self.entries)
+            else:
+                self._beside.check(self.entries, come=False)
+
     def _check_place(self, index: int) -> None:
-        """Raises if the program has moved our memory, or gave a parameter that of another one."""
-        name, place = self.entries[index].name, self._parameters[index].data_ptr()
+        """Raises if the program has moved our memory."""
+        name = self.entries[index].name
         if self._memory[index].data_ptr() != self._addresses[index]:
             raise NotSupportedError(
                 f"the memory of {name} was moved, as by share_memory(), to where no update would "
                 "reach it: make a new optimizer for a copy (copy.deepcopy(model)), and copy its "
                 "parameters into the shared model after steps")
-        if place == self._addresses[index]:
-            return  # written in place
-        places = list(map(torch.Tensor.data_ptr, self._parameters))
-        if places.count(place) > 1:
-            other = next(entry.name for number, entry in enumerate(self.entries)
-                         if number != index and places[number] == place)
-            raise InvalidArgumentError(
-                f"{name} and {other} are two parameters in the same memory since data of one was "
-                "set, and would be updated apart: use one nn.Parameter in both places before you "
-                "make the optimizer, or write p.copy_(values) in torch.no_grad()")
 
     def _check_form(self, index: int) -> None:
         """Raises if the program has made a parameter one of another kind."""
@@ -318,7 +328,6 @@ class Held:
 
     def _take_back(self, index: int) -> None:
         """Brings what the program has made the parameter into the memory that is ours."""
-        self._check_form(index)
         self._check_place(index)
         parameter, memory = self._parameters[index], self._memory[index]
         if parameter.data_ptr() != memory.data_ptr():
@@ -329,7 +338,7 @@ class Held:
     def _check_aliases(self, index: int) -> None:
         """Raises if the program still has the memory that it has replaced, and would find there
         what is copied into it."""
-        if _references_of(self._memory[index]) >= self._references[index]:
+        if references_of(self._memory[index]) >= self._references[index]:
             name = self.entries[index].name
             raise InvalidArgumentError(
                 f"another tensor was set as data of {name}, and what was its data is in use still, "

@@ -12,6 +12,7 @@ from spillway._paths import Paths, existing_folders
 from spillway._state_folders import own_folders
 from spillway.errors import InvalidArgumentError, NotSupportedError
 from spillway.torch._alone import check_optimizer_alone, check_unwrapped
+from spillway.torch._beside import Beside
 from spillway.torch._handed_over import Uses
 from spillway.torch._lifetime import Lifetime
 from spillway.torch._partition import Partition
@@ -123,6 +124,7 @@ class OffloadedOptimizer(WithSteps):
         self._shown = StateElsewhere(self)
         self._absent: list[tuple[int, int]] = []  # groups and numbers of parameters without state
         self._uses = Uses()
+        self._beside = Beside(self)
         self._clip_next: float | None = None
         super().__init__(params, defaults)
         self._ready = True

@@ -2,13 +2,17 @@
 from __future__ import annotations
 
 import itertools
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 import torch
 
 from spillway.errors import InvalidArgumentError, NotSupportedError
 
 DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+
+
+Others = tuple[torch.Tensor, str]  #: a parameter, and what errors call it
 
 
 class Registered(NamedTuple):
@@ -51,16 +55,43 @@ def check_frozen(registered: Registered) -> None:
                                 f"{parameter.layout}; it must be a plain dense tensor")
 
 
-def check_memory(parameters: list[Registered]) -> None:
-    """Raises if two parameters lie in the same memory, which moving them would separate."""
-    places = sorted((entry.parameter.data_ptr(),
-                     entry.parameter.data_ptr() + entry.parameter.nbytes, entry.name)
-                    for entry in parameters)
-    for (_, end, first), (start, _, second) in itertools.pairwise(places):
-        if start < end:
-            raise InvalidArgumentError(
-                f"{first} and {second} are two parameters in the same memory; tie them by using "
-                "one nn.Parameter in both places")
+def name_of(group: dict[str, Any], number: int, place: int) -> str:
+    """Returns what errors call a parameter of a group of that number."""
+    names = group.get("param_names")
+    return names[place] if names else f"parameter {place} of group {number}"
+
+
+def references_of(tensor: torch.Tensor) -> int:
+    """Returns how many tensors, of torch itself too, have this memory."""
+    return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+
+
+def may_be_shared(parameter: torch.Tensor) -> bool:
+    """Whether other tensors have memory of a parameter."""
+    return references_of(parameter) > 2  # itself, and the storage that the call looks at
+
+
+def check_memory(parameters: list[Registered], others: Iterable[Others] = ()) -> None:
+    """Raises if one of these lies in the memory of another one, or of one of the others."""
+    mine = {id(entry.parameter) for entry in parameters}
+    places = sorted(itertools.chain(
+        ((*_span(entry.parameter), True, entry.name) for entry in parameters),
+        ((*_span(parameter), False, name) for parameter, name in others
+         if id(parameter) not in mine)))
+    reached = {True: (0, ""), False: (0, "")}
+    for start, end, is_mine, name in places:
+        for is_other_mine, (until, other) in reached.items():
+            if start < until and (is_mine or is_other_mine):
+                raise InvalidArgumentError(
+                    f"{other} and {name} are two parameters in the same memory, and would be "
+                    "updated apart: use one nn.Parameter in both places before you make the "
+                    "optimizer, or write p.copy_(values) in torch.no_grad() instead of p.data = "
+                    "values")
+        reached[is_mine] = max(reached[is_mine], (end, name))
+
+
+def _span(tensor: torch.Tensor) -> tuple[int, int]:
+    return tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
 
 
 def check_unshared(registered: Registered) -> None:

@@ -9,6 +9,7 @@ import torch
 
 from spillway._load import native
 from spillway.errors import InvalidArgumentError, NotSupportedError
+from spillway.torch._beside import Beside
 from spillway.torch._handed_over import Uses
 from spillway.torch._lifetime import hold
 from spillway.torch._partition import Partition
@@ -17,6 +18,8 @@ from spillway.torch._registered import (
     check_memory,
     check_parameter,
     check_unshared,
+    may_be_shared,
+    name_of,
 )
 from spillway.torch._rounds import Rounds
 from spillway.torch._shard import Shard
@@ -29,6 +32,7 @@ class WithRegistration(WithState):
 
     _rounds: Rounds  #: of ranks
     _uses: Uses
+    _beside: Beside
     _waited_for: set[torch.Tensor] | None  #: by forward passes, where updates are deferred
     _ready = False   #: torch has all groups that the optimizer is made with
 
@@ -55,8 +59,7 @@ class WithRegistration(WithState):
                     or not parameter.numel()):
                 still_absent.append((group, number))
                 continue
-            names = self.param_groups[group].get("param_names")
-            name = names[number] if names else f"parameter {number} of group {group}"
+            name = name_of(self.param_groups[group], group, number)
             entry = Registered(parameter, group, name, unit_of(parameter))
             check_parameter(entry)
             if self._ranks is None:  # those of ranks begin with values of the first one anyway
@@ -70,7 +73,9 @@ class WithRegistration(WithState):
             new[parameter.dtype, place_of(parameter)].append(entry)
         if not new:
             return
-        check_memory([entry for entries in new.values() for entry in entries])
+        come = [entry for entries in new.values() for entry in entries]
+        if any(may_be_shared(entry.parameter) for entry in come):
+            self._beside.check(come, come=True)
         short = self._options["state_format"]
         if short != "fp32" and not any(
                 parameter.dtype == torch.bfloat16 for parameter in (*self._places, *(
@@ -108,7 +113,7 @@ class WithRegistration(WithState):
         if streaming is not None:
             streaming.attach(shard)
             self._lifetime.streamings.append(streaming)
-        shard.watch(self._uses)
+        shard.watch(self._uses, self._beside)
         self._shards.append(shard)
         for index, entry in enumerate(entries):
             self._places[entry.parameter] = (shard, index)

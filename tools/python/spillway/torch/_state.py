@@ -21,7 +21,7 @@ from spillway.errors import (
     IoError,
     NotSupportedError,
 )
-from spillway.torch._groups import WithGroups
+from spillway.torch._groups import MUST_BE_OFF, WithGroups
 from spillway.torch._ranks import Ranks
 from spillway.torch._shard import Shard, in_memory
 
@@ -284,11 +284,8 @@ class WithState(WithGroups):
             raise InvalidArgumentError("the state has other groups of parameters than the "
                                        "optimizer: make it with the groups of the one that saved")
         for group in groups:
-            for key in self.refused:
-                if group.get(key):
-                    raise NotSupportedError(f"the state is of an optimizer with {key}="
-                                            f"{group[key]}, which is not supported")
-            for key in sorted(set(self.defaults) - set(self.refused)):
+            self._check_group(group, "a group of the state")
+            for key in sorted(set(self.defaults) - set(MUST_BE_OFF)):
                 if key not in group:
                     raise InvalidArgumentError(
                         f"a group of the state has no {key}: it is that of another optimizer than "

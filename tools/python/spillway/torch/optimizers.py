@@ -1,7 +1,7 @@
 """torch.optim's optimizers, with their state in the host memory or on the disk of Spillway."""
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -18,7 +18,6 @@ Params = Iterable[Any]
 class _Adam(OffloadedOptimizer):
     kind = "adam"
     state_names = {"m": "exp_avg", "v": "exp_avg_sq"}
-    refused = ("amsgrad", "maximize", "differentiable")
 
     def __init__(self, params: Params, lr: float, betas: tuple[float, float], eps: float,
                  weight_decay: float, amsgrad: bool, maximize: bool, **options: Any) -> None:
@@ -27,7 +26,7 @@ class _Adam(OffloadedOptimizer):
                                   "weight_decay": weight_decay, "amsgrad": False,
                                   "maximize": False}, maximize=maximize, **options)
 
-    def _decouples(self, group: dict[str, Any]) -> bool:
+    def _decouples(self, group: Mapping[str, Any]) -> bool:
         return bool(group.get("decoupled_weight_decay", self.decoupled))
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -77,7 +76,6 @@ class OffloadedAdagrad(OffloadedOptimizer):
     kind = "adagrad"
     decoupled = False
     state_names = {"v": "sum"}
-    refused = ("maximize", "differentiable")
 
     def __init__(self, params: Params, lr: float = 1e-2, lr_decay: float = 0.0,
                  weight_decay: float = 0.0, initial_accumulator_value: float = 0.0,
@@ -128,7 +126,6 @@ class OffloadedSGD(OffloadedOptimizer):
     decoupled = False
     state_names = {"m": "momentum_buffer"}
     counts_steps = False
-    refused = ("nesterov", "dampening", "maximize", "differentiable")
 
     def __init__(self, params: Params, lr: float = 1e-3, momentum: float = 0.0,
                  dampening: float = 0.0, weight_decay: float = 0.0, nesterov: bool = False,
