@@ -140,9 +140,7 @@ void settle_batch(ConfigFile& file, std::uint32_t ranks, TrainOptions& options) 
     if (file.is_auto(*find_option(key)))
       file.note(std::string(key), "\"auto\" is what train_batch_size leaves");
   }
-  const std::uint64_t product =
-      std::uint64_t{options.micro_batch} * options.gradient_accumulation_steps;
-  if (product != of_rank) {
+  if (windows_of_step(options) != of_rank) {
     refuse(fmt::format("{} is not {} {} x {} {} x {} rank(s); remove it, or change {}", *train,
                        kMicro, options.micro_batch, kAccumulation,
                        options.gradient_accumulation_steps, ranks, kAccumulation));

@@ -234,4 +234,17 @@ struct ParsedConfig {
 /// `Error{not_supported}` for a value that this version does not implement, naming the key.
 void validate(const TrainOptions& options);
 
+/// Whether each micro-batch is a round, whatever `rounds` says.
+[[nodiscard]] inline bool rounds_are_micro_batches(const TrainOptions& options) {
+  return options.sum_order == SumOrder::fixed || options.pipeline.stages > 1;
+}
+/// Number of rounds of a step.
+[[nodiscard]] inline std::uint32_t rounds_of(const TrainOptions& options) {
+  return rounds_are_micro_batches(options) ? options.gradient_accumulation_steps : options.rounds;
+}
+/// Number of windows of tokens that one replica takes in a step.
+[[nodiscard]] inline std::uint64_t windows_of_step(const TrainOptions& options) {
+  return std::uint64_t{options.micro_batch} * options.gradient_accumulation_steps;
+}
+
 }  // namespace spillway::config

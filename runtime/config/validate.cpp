@@ -30,10 +30,7 @@ void validate_batch(Faults& faults, const TrainOptions& options) {
           fmt::format("spillway.rounds {} does not divide gradient_accumulation_steps {}",
                       options.rounds, options.gradient_accumulation_steps));
   const bool fixed = options.sum_order == SumOrder::fixed;
-  const bool by_one = fixed || options.pipeline.stages > 1;
-  require(faults,
-          !known || !by_one || options.rounds == 1 ||
-              options.rounds == options.gradient_accumulation_steps,
+  require(faults, !known || options.rounds == 1 || options.rounds == rounds_of(options),
           fmt::format("spillway.rounds is {}, and with {} each of the {} micro-batches is a round; "
                       "remove one of the two keys",
                       options.rounds, fixed ? "spillway.sum_order fixed" : "pipeline.stages",

@@ -6,7 +6,7 @@
 
 #include "runtime/base/error.hpp"
 #include "runtime/engine/prepare/budgets.hpp"
-#include "runtime/engine/prepare/planning.hpp"
+#include "runtime/engine/prepare/resolve.hpp"
 #include "runtime/engine/prepare/workload.hpp"
 #include "runtime/plan/placement/pools.hpp"
 #include "runtime/plan/step/step_builder.hpp"

@@ -14,7 +14,7 @@
 #include "runtime/engine/prepare/automatic.hpp"
 #include "runtime/engine/prepare/budgets.hpp"
 #include "runtime/engine/prepare/planner.hpp"
-#include "runtime/engine/prepare/planning.hpp"
+#include "runtime/engine/prepare/resolve.hpp"
 #include "runtime/engine/prepare/workload.hpp"
 #include "runtime/engine/ranks/rank_agreement.hpp"
 #include "runtime/engine/run/job_start.hpp"
@@ -334,7 +334,7 @@ void RunPreparation::plan() {
   }
 }
 
-plan::Ranks part_of(const TrainRequest& request, const plan::GridPlace& place) {
+plan::Ranks replicas_of(const TrainRequest& request, const plan::GridPlace& place) {
   if (request.ranks == nullptr) return {};
   plan::Ranks part = ranks_of(request.options, place.grid.replicas);
   part.rank = place.replica();
@@ -357,7 +357,7 @@ RunClaim::Request claim_after_first(const TrainRequest& request, RankGroups& ran
 
 PlannedRun::PlannedRun(const TrainRequest& request, RankGroups& ranks_of_job)
     : ranks(ranks_of_job),
-      part(part_of(request, ranks.place())),
+      part(replicas_of(request, ranks.place())),
       claim(claim_after_first(request, ranks, part)),
       known(request.profile) {
   if (ranks.leads()) static_cast<void>(ranks.first(claim.made()));

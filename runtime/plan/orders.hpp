@@ -10,6 +10,8 @@ namespace spillway::plan {
 /// Where data waits, the nearest to the GPU first.
 enum class Tier : std::uint8_t { device, host, nvme };
 
+[[nodiscard]] std::string_view name_of(Tier tier);
+
 enum class WorkOrder : std::uint8_t { layer_major, micro_batch_major };
 
 /// How the gradients of ranks add up.

@@ -25,7 +25,7 @@ struct Pass {
 };
 
 /// One entry of what a stage does in turn.
-struct StageStep {
+struct StageEntry {
   enum class Kind : std::uint8_t {
     receive,  ///< what `pass` reads, from stage `peer`
     run,
@@ -38,7 +38,7 @@ struct StageStep {
   /// round. The last pass forward makes that, and the end of the last one backward reads it.
   bool tied = false;
 
-  bool operator==(const StageStep&) const = default;
+  bool operator==(const StageEntry&) const = default;
 };
 
 /// A rank's stage of a pipeline: the layers that it runs, and what it does in turn. All else of the
@@ -47,10 +47,10 @@ struct Stage {
   std::uint32_t index = 0;
   std::uint32_t count = 1;
   std::vector<BlockRange> chunks;  ///< ranges of layers; none: all layers, one round after another
-  std::vector<StageStep> steps;    ///< without those of other ranks' replicas
+  std::vector<StageEntry> steps;   ///< without those of other ranks' replicas
   /// What the stage does ahead of a step that finds the pipeline empty, where it stays full between
   /// steps.
-  std::vector<StageStep> fill;
+  std::vector<StageEntry> fill;
   /// Age of the weights that the passes of each round use, where the pipeline stays full: how many
   /// they lack of the updates up to the one that a step's list begins with. Rounds of later steps
   /// that have begun follow those of this one. Empty where the pipeline does not stay full.

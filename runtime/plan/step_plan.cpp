@@ -81,15 +81,6 @@ std::string_view name_of(Lane lane) {
   return "unknown";
 }
 
-std::string_view name_of(Tier tier) {
-  switch (tier) {
-    case Tier::device: return "device";
-    case Tier::host: return "host";
-    case Tier::nvme: return "nvme";
-  }
-  return "unknown";
-}
-
 Bytes bytes_moved(const StepPlan& plan, const Copy& copied) {
   Bytes sum;
   for (const Op& op : plan.ops) {

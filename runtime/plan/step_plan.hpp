@@ -71,13 +71,9 @@ inline constexpr Copy kLoadActivation{ValueKind::activation, Tier::host, Tier::d
 inline constexpr Copy kSpillActivation{ValueKind::activation, Tier::host, Tier::nvme};
 inline constexpr Copy kFetchActivation{ValueKind::activation, Tier::nvme, Tier::host};
 inline constexpr Copy kSaveInternals{ValueKind::saved, Tier::device, Tier::host};
-inline constexpr Copy kLoadInternals{ValueKind::saved, Tier::host, Tier::device};
-inline constexpr Copy kSpillInternals{ValueKind::saved, Tier::host, Tier::nvme};
-inline constexpr Copy kFetchInternals{ValueKind::saved, Tier::nvme, Tier::host};
 
 std::string_view name_of(OpKind kind);
 std::string_view name_of(Lane lane);
-std::string_view name_of(Tier tier);
 
 using OpIndex = std::uint32_t;
 
@@ -126,7 +122,7 @@ inline constexpr std::size_t kSerialLanes = 5;
 
 struct StepPlan {
   /// Number of rounds whose activations and boundaries the list before has left.
-  std::uint32_t begun = 0;
+  std::uint32_t rounds_found = 0;
   std::vector<Op> ops;
   std::vector<Access> accesses;
   std::vector<OpIndex> dependencies;

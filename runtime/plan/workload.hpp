@@ -130,6 +130,12 @@ struct Workload {
     return head_is_embedding() ? 2 * blocks[block].loss_flops : blocks[block].backward_flops;
   }
 
+  // This rank's place
+
+  [[nodiscard]] Grid grid() const {
+    return {.stages = stage.count, .replicas = ranks.count, .tensor = tensor.count};
+  }
+
   // This rank's stage
 
   /// Returns whether this rank runs the layer.

@@ -5,7 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "runtime/base/error.hpp"
-#include "runtime/engine/prepare/planning.hpp"
+#include "runtime/engine/prepare/resolve.hpp"
 #include "tests/model/tiny_models.hpp"
 
 namespace spillway::engine::automatic_test {

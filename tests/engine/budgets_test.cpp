@@ -9,7 +9,7 @@
 #include <variant>
 
 #include "runtime/base/error.hpp"
-#include "runtime/engine/prepare/workload.hpp"
+#include "runtime/engine/prepare/place.hpp"
 #include "runtime/plan/search/choose.hpp"
 
 namespace spillway::engine::budgets_test {

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "runtime/engine/machine/calibrate.hpp"
+#include "runtime/engine/prepare/resolve.hpp"
 #include "tests/engine/observed_ops.hpp"
 #include "tests/engine/training_harness.hpp"
 

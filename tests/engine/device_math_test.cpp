@@ -94,7 +94,7 @@ void expect_same_rounds(DType dtype, bool sums_rounds, bool tied, bool has_home)
   const auto host_math = make_host_device_math(cpu_adam::Isa::scalar);
   const auto gpu_math = make_cuda_device_math(arena.stream());
   for (const bool first : {true, false}) {
-    RoundGradient on_host;
+    FinishedGradient on_host;
     on_host.sums = span_of(host.sums);
     on_host.parameters = kParameters;
     on_host.rounded =
@@ -102,13 +102,13 @@ void expect_same_rounds(DType dtype, bool sums_rounds, bool tied, bool has_home)
     on_host.dtype = dtype;
     on_host.sums_rounds = sums_rounds;
     on_host.first_round = first;
-    RoundGradient on_gpu = on_host;
+    FinishedGradient on_gpu = on_host;
     on_gpu.sums = sums.span();
     on_gpu.rounded = dtype == DType::fp32 ? sums.span().as<std::byte>() : rounded.span();
     if (tied) on_host.tied = span_of(host.tied), on_gpu.tied = tied_sums.span();
     if (has_home) on_host.home = span_of(host.home), on_gpu.home = home.span();
-    host_math->round(on_host);
-    gpu_math->round(on_gpu);
+    host_math->finish_gradient(on_host);
+    gpu_math->finish_gradient(on_gpu);
     sums.read_back();
     rounded.read_back();
     home.read_back();

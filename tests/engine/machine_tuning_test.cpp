@@ -8,6 +8,8 @@
 #include <variant>
 
 #include "runtime/engine/machine/calibrate.hpp"
+#include "runtime/engine/prepare/place.hpp"
+#include "runtime/engine/prepare/resolve.hpp"
 #include "runtime/engine/prepare/workload.hpp"
 #include "runtime/plan/search/choose.hpp"
 #include "tests/engine/training_harness.hpp"

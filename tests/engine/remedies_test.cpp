@@ -6,8 +6,9 @@
 #include <algorithm>
 #include <variant>
 
-#include "runtime/engine/prepare/planning.hpp"
+#include "runtime/engine/prepare/place.hpp"
 #include "runtime/engine/prepare/workload.hpp"
+#include "runtime/plan/search/choose.hpp"
 
 namespace spillway::engine::remedies_test {
 namespace {

@@ -6,7 +6,7 @@
 #include <variant>
 
 #include "runtime/engine/device/model_runtime.hpp"
-#include "runtime/engine/prepare/planning.hpp"
+#include "runtime/engine/prepare/place.hpp"
 #include "runtime/engine/prepare/workload.hpp"
 #include "runtime/plan/search/choose.hpp"
 

@@ -13,6 +13,16 @@
 
 namespace spillway::plan {
 
+/// Time in which the stages run nothing, over the time in which they run: (stages - 1) / rounds
+/// where all passes take equally long (Narayanan et al. 2021, section 2.2).
+inline double bubble_of(const Timeline& timeline) {
+  double runs = 0;
+  for (const std::vector<PassTime>& stage : timeline) {
+    for (const PassTime& pass : stage) runs += pass.end - pass.start;
+  }
+  return seconds_of(timeline) * static_cast<double>(timeline.size()) / runs - 1;
+}
+
 /// Returns, for each stage, the most forward passes whose backward has not run.
 inline std::vector<std::uint32_t> most_in_flight(const std::vector<std::vector<Pass>>& passes) {
   std::vector<std::uint32_t> most;
@@ -50,8 +60,8 @@ inline std::string drawn(const std::vector<Pass>& passes) {
 /// Runs steps on stages of which each ends a step before it begins the next, and where a message is
 /// over when both its stages have come to it. Returns whether all come to their end, each message
 /// with the pass that was meant.
-inline bool ends(const Pipeline& p, const std::vector<std::vector<StageStep>>& steps) {
-  using Kind = StageStep::Kind;
+inline bool ends(const Pipeline& p, const std::vector<std::vector<StageEntry>>& steps) {
+  using Kind = StageEntry::Kind;
   const auto part = [&](std::uint32_t stage, const Pass& pass) {
     return pass.chunk * p.stages + stage;
   };
@@ -62,10 +72,10 @@ inline bool ends(const Pipeline& p, const std::vector<std::vector<StageStep>>& s
   for (bool any = true; any;) {
     any = false;
     for (std::uint32_t stage = 0; stage < p.stages; ++stage) {
-      const StageStep* const step = next(stage);
+      const StageEntry* const step = next(stage);
       if (step == nullptr || step->kind == Kind::receive) continue;
       if (step->kind == Kind::send) {
-        const StageStep* const other = next(step->peer);
+        const StageEntry* const other = next(step->peer);
         if (other == nullptr || other->kind != Kind::receive || other->peer != stage) continue;
         const bool forward = step->pass.direction == Direction::forward;
         EXPECT_EQ(other->pass.direction, step->pass.direction);

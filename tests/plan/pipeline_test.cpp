@@ -132,7 +132,7 @@ TEST(Pipeline, MessagesNeverWaitForThemselves) {
 // What stands in every textbook of 1F1B: a stage that sends before it receives waits for one that
 // does the same.
 TEST(Pipeline, TheExecutorSeesMessagesThatWaitForThemselves) {
-  using Kind = StageStep::Kind;
+  using Kind = StageEntry::Kind;
   const Pass forward{Direction::forward, 0, 1};
   const Pass backward{Direction::backward, 0, 0};
   const Pipeline p{PipelineSchedule::one_f_one_b, 2, 2, 1};
@@ -148,12 +148,12 @@ TEST(Pipeline, AStageReceivesBeforeItRunsAndSendsAfter) {
     for (std::uint32_t stage = 0; stage < p.stages; ++stage) {
       std::vector<Pass> received;
       std::vector<Pass> run;
-      for (const StageStep& step : steps[stage]) {
-        if (step.kind == StageStep::Kind::receive) received.push_back(step.pass);
-        if (step.kind == StageStep::Kind::send) {
+      for (const StageEntry& step : steps[stage]) {
+        if (step.kind == StageEntry::Kind::receive) received.push_back(step.pass);
+        if (step.kind == StageEntry::Kind::send) {
           EXPECT_NE(std::ranges::find(run, step.pass), run.end());
         }
-        if (step.kind != StageStep::Kind::run) continue;
+        if (step.kind != StageEntry::Kind::run) continue;
         run.push_back(step.pass);
         const bool forward = step.pass.direction == Direction::forward;
         const bool first = forward && stage == 0 && step.pass.chunk == 0;

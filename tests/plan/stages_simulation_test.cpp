@@ -11,6 +11,7 @@
 #include "runtime/base/error.hpp"
 #include "runtime/plan/predict/simulator.hpp"
 #include "runtime/plan/step/dependency_tracker.hpp"
+#include "tests/plan/pipeline_helpers.hpp"
 #include "tests/plan/plan_helpers.hpp"
 #include "tests/plan/stage_plans.hpp"
 

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -21,6 +22,29 @@
 
 namespace spillway::plan::stale_test {
 namespace {
+
+/// Number of versions of its weights that a stage has at once while it runs passes of several
+/// steps: the newest, and those that rounds in flight use.
+std::uint32_t versions_kept(const Pipeline& pipeline, std::uint32_t stage,
+                            const std::vector<Pass>& passes) {
+  const bool each = pipeline.schedule == PipelineSchedule::pipedream;
+  const std::uint32_t rounds_of_update = each ? 1 : pipeline.rounds;
+  std::uint32_t newest = 0;
+  std::uint32_t begun = 0;
+  std::uint32_t ended = 0;
+  std::size_t most = 1;
+  for (const Pass& pass : passes) {
+    const bool forward = pass.direction == Direction::forward;
+    (forward ? begun : ended) = pass.round + 1;
+    if (!forward && ended % rounds_of_update == 0) ++newest;
+    std::set<std::uint32_t> versions{newest};
+    for (std::uint32_t round = ended; round < begun; ++round) {
+      versions.insert(updates_before(pipeline, stage, round));
+    }
+    most = std::max(most, versions.size());
+  }
+  return static_cast<std::uint32_t>(most);
+}
 
 using testing::HasSubstr;
 

@@ -7,7 +7,8 @@
 #include "comm/threads/thread_group.hpp"
 #include "runtime/base/error.hpp"
 #include "runtime/engine/device/compute_device.hpp"
-#include "runtime/engine/prepare/planning.hpp"
+#include "runtime/engine/prepare/budgets.hpp"
+#include "runtime/engine/prepare/resolve.hpp"
 #include "tools/bench/median.hpp"
 #include "tools/bench/synthetic_training.hpp"
 
@@ -150,8 +151,7 @@ StepBenchResult bench_step(const StepBenchRequest& request) {
   train.initial = &parameters;
 
   const config::TrainOptions& o = train.options;
-  const std::uint64_t windows =
-      o.steps * o.micro_batch * o.gradient_accumulation_steps * request.ranks;
+  const std::uint64_t windows = o.steps * config::windows_of_step(o) * request.ranks;
   write_random_tokens(train.data, request.config.vocab_size, windows * o.context + 1, o.seed);
   Recorder recorder(request, engine::state_directories(o, train.run));
   train_ranks(request, train, recorder);

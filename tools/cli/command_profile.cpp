@@ -9,7 +9,7 @@
 #include "runtime/engine/machine/product_tuning.hpp"
 #include "runtime/engine/machine/update_bench.hpp"
 #include "runtime/engine/prepare/budgets.hpp"
-#include "runtime/engine/prepare/planning.hpp"
+#include "runtime/engine/prepare/resolve.hpp"
 #include "tools/cli/commands.hpp"
 #include "tools/cli/console.hpp"
 #include "tools/cli/train_flags.hpp"

@@ -2,8 +2,9 @@
 
 #include <fmt/format.h>
 
-#include "runtime/engine/prepare/planning.hpp"
+#include "runtime/engine/prepare/resolve.hpp"
 #include "runtime/engine/prepare/workload.hpp"
+#include "runtime/plan/predict/flops.hpp"
 #include "tools/bench/machine_description.hpp"
 #include "tools/bench/peak_flops.hpp"
 
@@ -82,8 +83,7 @@ MadeGrids make_grids(const GridRequest& request, const Note& note) {
   bench::MachineDescription machine = bench::load_machine(plan.machine);
   const config::TrainOptions options = options_for(request, machine, note);
   bench::share_among_ranks(machine, plan.nodes);
-  const std::uint64_t of_rank =
-      std::uint64_t{options.micro_batch} * options.gradient_accumulation_steps;
+  const std::uint64_t of_rank = config::windows_of_step(options);
   const std::uint64_t windows = request.windows > 0 ? request.windows : of_rank * plan.nodes.ranks;
   check(windows % options.micro_batch == 0, ErrorCode::invalid_argument,
         fmt::format("--windows {} is no multiple of the micro-batch, {}", windows,

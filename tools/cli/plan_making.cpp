@@ -10,9 +10,12 @@
 #include "runtime/engine/machine/calibrate.hpp"
 #include "runtime/engine/prepare/automatic.hpp"
 #include "runtime/engine/prepare/budgets.hpp"
+#include "runtime/engine/prepare/place.hpp"
 #include "runtime/engine/prepare/planner.hpp"
+#include "runtime/engine/prepare/resolve.hpp"
 #include "runtime/engine/prepare/workload.hpp"
 #include "runtime/plan/predict/flops.hpp"
+#include "runtime/plan/search/choose.hpp"
 #include "runtime/plan/search/fastest.hpp"
 #include "tools/bench/model_shapes.hpp"
 #include "tools/bench/peak_flops.hpp"
@@ -87,7 +90,7 @@ nlohmann::ordered_json speed_on(const bench::MachineDescription& machine,
   const double flops =
       plan::flops_per_token(engine::decoder_shape(config, made.plan.options.context));
   const double rate = tokens / made.plan.prediction.step_seconds;
-  const double of_rank = rate / (w.ranks.count * w.stage.count * w.tensor.count);
+  const double of_rank = rate / w.grid().ranks();
   nlohmann::ordered_json document{
       {"machine", machine.name},
       {"basis", machine.basis},
@@ -130,20 +133,21 @@ engine::Planned plan_stage(const PlanRequest& request, const config::TrainOption
                            engine::StageCut::chosen, machine, on_paper, note);
 }
 
-/// Plans each stage of a pipeline, and returns the one whose step is the longest.
-engine::Planned plan_longest_stage(const PlanRequest& request, config::TrainOptions options,
+/// Plans each stage of a pipeline, and returns the one that waits least for the others: its step is
+/// that of the job, as in a run.
+engine::Planned plan_busiest_stage(const PlanRequest& request, config::TrainOptions options,
                                    const plan::Grid& grid, engine::PlanningMachine& machine,
                                    const Note& note) {
-  engine::Planned longest;
+  engine::Planned busiest;
   for (std::uint32_t stage = 0; stage < grid.stages; ++stage) {
     engine::Planned of_stage = plan_stage(request, options, grid, stage, machine, note);
     options = of_stage.options;  // the other stages have this cut
     note(fmt::format("stage {}; predicted {:.4g} s a step", stage_text(of_stage.workload.stage),
                      of_stage.prediction.step_seconds));
-    const bool longer = of_stage.prediction.step_seconds > longest.prediction.step_seconds;
-    if (stage == 0 || longer) longest = std::move(of_stage);
+    const bool busier = of_stage.workload.stage.stretch < busiest.workload.stage.stretch;
+    if (stage == 0 || busier) busiest = std::move(of_stage);
   }
-  return longest;
+  return busiest;
 }
 
 }  // namespace
@@ -172,7 +176,7 @@ MadePlan make_plan(const PlanRequest& request, const Note& note) {
   };
   for (const std::string& line : engine::choose_automatic(options, config, budgets)) note(line);
   const plan::Grid grid = engine::grid_of(options, request.nodes.ranks);
-  made.plan = grid.stages > 1 ? plan_longest_stage(request, options, grid, machine, note)
+  made.plan = grid.stages > 1 ? plan_busiest_stage(request, options, grid, machine, note)
                               : plan_stage(request, options, grid, 0, machine, note);
   made.cuts = plan::report_cuts(
       made.plan.workload, made.plan.budgets, engine::placement_request(made.plan.options),

@@ -13,7 +13,7 @@
 namespace spillway::engine {
 
 /// A block's gradient of one round: fp32 sums in, the waiting gradient out.
-struct RoundGradient {
+struct FinishedGradient {
   offload::DeviceSpan<float> sums;         ///< [padded]; the padding is cleared
   std::size_t parameters = 0;              ///< without padding
   offload::DeviceSpan<const float> tied;   ///< second use of the first elements, or empty
@@ -35,7 +35,7 @@ struct UpdateTypes {
 class DeviceMath {
  public:
   virtual ~DeviceMath() = default;
-  virtual void round(const RoundGradient& gradient) = 0;
+  virtual void finish_gradient(const FinishedGradient& gradient) = 0;
   virtual void sum_squares(offload::DeviceSpan<const std::byte> gradient, DType dtype,
                            offload::DeviceSpan<double> leaves) = 0;
   /// Performs cpu_adam::update; pointers of `range` are device addresses.

@@ -11,7 +11,7 @@ class CudaDeviceMath final : public DeviceMath {
  public:
   explicit CudaDeviceMath(void* stream) : stream_(stream) {}
 
-  void round(const RoundGradient& g) override {
+  void finish_gradient(const FinishedGradient& g) override {
     float* sums = g.sums.address();
     const std::size_t padding = g.sums.size() - g.parameters;
     device::fill_zero(sums + g.parameters, padding * sizeof(float), stream_);

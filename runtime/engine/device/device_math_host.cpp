@@ -10,7 +10,7 @@ class HostDeviceMath final : public DeviceMath {
  public:
   explicit HostDeviceMath(cpu_adam::Isa isa) : isa_(isa) {}
 
-  void round(const RoundGradient& g) override {
+  void finish_gradient(const FinishedGradient& g) override {
     float* sums = g.sums.address();
     std::fill(sums + g.parameters, sums + g.sums.size(), 0.0F);
     if (!g.tied.empty()) {

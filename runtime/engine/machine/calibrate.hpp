@@ -10,7 +10,9 @@
 
 #include "runtime/engine/device/model_runtime.hpp"
 #include "runtime/engine/machine/machine_tuning.hpp"
-#include "runtime/engine/prepare/planning.hpp"
+#include "runtime/plan/machine_profile.hpp"
+#include "runtime/plan/placement/placement.hpp"
+#include "runtime/plan/workload.hpp"
 
 namespace spillway::engine {
 

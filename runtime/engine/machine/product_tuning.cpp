@@ -10,7 +10,6 @@
 #include "runtime/engine/device/model_runtime.hpp"
 #include "runtime/engine/machine/least_seconds.hpp"
 #include "runtime/engine/machine/normal_numbers.hpp"
-#include "runtime/engine/prepare/planning.hpp"
 #include "runtime/model/cuda/cuda_ops.hpp"
 #include "runtime/model/cuda/gemm/gemm_layout.hpp"
 

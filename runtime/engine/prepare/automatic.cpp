@@ -10,7 +10,7 @@
 
 #include "runtime/base/json.hpp"
 #include "runtime/config/keys.hpp"
-#include "runtime/engine/prepare/planning.hpp"
+#include "runtime/engine/prepare/place.hpp"
 #include "runtime/engine/prepare/workload.hpp"
 #include "runtime/plan/search/choose.hpp"
 

@@ -13,8 +13,7 @@
 #include "runtime/base/affinity.hpp"
 #include "runtime/base/error.hpp"
 #include "runtime/engine/device/compute_device.hpp"
-#include "runtime/engine/prepare/planning.hpp"
-#include "runtime/engine/prepare/workload.hpp"
+#include "runtime/engine/prepare/place.hpp"
 #include "runtime/plan/search/choose.hpp"
 
 namespace spillway::engine {
@@ -203,6 +202,11 @@ std::string why_this_budget(std::optional<Bytes> asked, Bytes budget) {
   if (asked && *asked <= budget) return {};
   return fmt::format(" ({}{})", asked ? fmt::format("of {} asked for; ", format_bytes(*asked)) : "",
                      host_memory_text(read_memory_budget()));
+}
+
+std::vector<std::filesystem::path> state_directories(const config::TrainOptions& options,
+                                                     const std::filesystem::path& run) {
+  return options.nvme.empty() ? std::vector{run / "state"} : options.nvme;
 }
 
 }  // namespace spillway::engine

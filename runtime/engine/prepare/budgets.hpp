@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "runtime/base/memory_budget.hpp"
 #include "runtime/config/train_options.hpp"
@@ -83,5 +84,9 @@ struct FixedNeeds {
 void check_fits(const FixedNeeds& needs, const config::TrainOptions& options,
                 const MemoryBudget& memory, std::optional<Bytes> free_device,
                 std::string_view remedy);
+
+/// Returns the folders in which the run keeps its swap files: `options.nvme`, or RUN/state.
+[[nodiscard]] std::vector<std::filesystem::path> state_directories(
+    const config::TrainOptions& options, const std::filesystem::path& run);
 
 }  // namespace spillway::engine

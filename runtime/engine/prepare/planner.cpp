@@ -7,11 +7,12 @@
 #include <vector>
 
 #include "runtime/engine/device/model_runtime.hpp"
-#include "runtime/engine/prepare/planning.hpp"
+#include "runtime/engine/prepare/place.hpp"
 #include "runtime/engine/prepare/score_gradients.hpp"
 #include "runtime/engine/prepare/stage_cut.hpp"
 #include "runtime/engine/prepare/workload.hpp"
 #include "runtime/engine/ranks/rank_agreement.hpp"
+#include "runtime/plan/search/choose.hpp"
 #include "runtime/plan/search/fastest.hpp"
 
 namespace spillway::engine {

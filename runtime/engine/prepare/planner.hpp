@@ -7,6 +7,7 @@
 #include <string>
 
 #include "runtime/engine/prepare/planned.hpp"
+#include "runtime/engine/prepare/stage_cut.hpp"
 #include "runtime/engine/ranks/rank_groups.hpp"
 #include "runtime/model/model_config.hpp"
 
@@ -33,9 +34,6 @@ class PlanningMachine {
                                                      const plan::Budgets& budgets,
                                                      const plan::Placement& fitting) = 0;
 };
-
-/// Whether the planner may choose the layers of the stages, where the options leave them open.
-enum class StageCut : std::uint8_t { chosen, kept };
 
 /// Plans the work of one rank, `part` of its stage. `options` are resolved. All ranks call it.
 /// Throws `Error{does_not_fit}` that names the tier, the bytes and what would make it fit.

@@ -11,9 +11,10 @@
 #include <variant>
 
 #include "runtime/base/error.hpp"
-#include "runtime/engine/prepare/planning.hpp"
+#include "runtime/engine/prepare/place.hpp"
 #include "runtime/engine/prepare/remedy_families.hpp"
 #include "runtime/engine/prepare/workload.hpp"
+#include "runtime/plan/search/choose.hpp"
 
 namespace spillway::engine {
 namespace {

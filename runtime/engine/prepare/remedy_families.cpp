@@ -7,8 +7,6 @@
 #include <iterator>
 #include <utility>
 
-#include "runtime/engine/prepare/workload.hpp"
-
 namespace spillway::engine {
 namespace {
 

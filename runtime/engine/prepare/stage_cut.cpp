@@ -2,8 +2,9 @@
 
 #include <utility>
 
-#include "runtime/engine/prepare/workload.hpp"
+#include "runtime/engine/prepare/place.hpp"
 #include "runtime/plan/pipeline/stages.hpp"
+#include "runtime/plan/search/choose.hpp"
 
 namespace spillway::engine {
 namespace {

@@ -5,10 +5,15 @@
 #include "runtime/base/error.hpp"
 #include "runtime/engine/device/model_runtime.hpp"
 #include "runtime/model/row_ops.hpp"
+#include "runtime/model/transformer.hpp"
+#include "runtime/plan/predict/flops.hpp"
 
 namespace spillway::engine {
-
 namespace {
+
+/// Beyond so many passes no step is worth planning: the list of its operations alone takes
+/// gigabytes.
+constexpr std::uint64_t kMostPasses = 2'097'152;
 
 plan::Workload workload_of(const model::ModelConfig& config, const model::Transformer& transformer,
                            const config::TrainOptions& options, const plan::Ranks& ranks) {
@@ -44,8 +49,7 @@ plan::Workload workload_of(const model::ModelConfig& config, const model::Transf
   workload.constant_bytes = transformer.constant_bytes();
   workload.tokens = std::uint64_t{options.micro_batch} * options.context;
   workload.token_bytes = Bytes{2 * workload.tokens * sizeof(std::int32_t)};
-  const bool by_one = options.sum_order == config::SumOrder::fixed || options.pipeline.stages > 1;
-  workload.rounds = by_one ? options.gradient_accumulation_steps : options.rounds;
+  workload.rounds = config::rounds_of(options);
   workload.micro_batches = options.gradient_accumulation_steps / workload.rounds;
   return workload;
 }
@@ -87,44 +91,13 @@ plan::DecoderShape decoder_shape(const model::ModelConfig& config, std::uint32_t
           .mlp_matrices = config.activation == model::Activation::silu ? 3.0 : 2.0};
 }
 
-namespace {
-
-std::optional<plan::Tier> tier_of(config::StateHome home) {
-  switch (home) {
-    case config::StateHome::automatic: break;
-    case config::StateHome::device: return plan::Tier::device;
-    case config::StateHome::host: return plan::Tier::host;
-    case config::StateHome::nvme: return plan::Tier::nvme;
-  }
-  return std::nullopt;
+plan::Workload make_workload(const model::ModelConfig& config, const config::TrainOptions& options,
+                             const plan::Ranks& ranks) {
+  return make_workload(config, *make_model_sizes(config, options).transformer, options, ranks);
 }
 
-}  // namespace
-
-plan::PlacementRequest placement_request(const config::TrainOptions& options) {
-  plan::PlacementRequest request;
-  request.state = tier_of(options.state_home);
-  request.activations = tier_of(options.activations);
-  // A step of a pipeline that stays full leaves boundaries to the next one.
-  if (has_stale_weights(options.pipeline.schedule)) request.activations = plan::Tier::device;
-  if (options.residency != config::Residency::automatic) {
-    request.resident = options.residency == config::Residency::all;
-  }
-  if (options.checkpointing != config::Checkpointing::automatic) {
-    request.keep = options.checkpointing != config::Checkpointing::recompute;
-    request.offload = config::offloads(options.checkpointing);
-    const bool on_disk = options.checkpointing == config::Checkpointing::nvme;
-    request.offload_to = on_disk ? plan::Tier::nvme : plan::Tier::host;
-  }
-  if (options.gradient_sums != config::SumsHome::automatic) {
-    request.sums = options.gradient_sums == config::SumsHome::device;
-  }
-  request.order = options.work_order;
-  request.format = options.state_format;
-  request.tile_parameters = ElementCount{options.tile_parameters};
-  request.prefetch = options.prefetch;
-  request.commits = options.commits;
-  return request;
+std::uint64_t most_micro_batches(const model::ModelConfig& config) {
+  return kMostPasses / (2 * (std::uint64_t{config.layers} + 2));
 }
 
 }  // namespace spillway::engine

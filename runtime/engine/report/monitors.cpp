@@ -49,8 +49,7 @@ Monitors::Monitors(const config::TrainOptions& options, std::uint32_t ranks,
                    const std::filesystem::path& run, std::uint64_t keep_up_to,
                    std::function<void(const std::string&)> note)
     : note_(std::move(note)),
-      windows_a_step_(std::uint64_t{options.micro_batch} * options.gradient_accumulation_steps *
-                      ranks),
+      windows_a_step_(config::windows_of_step(options) * ranks),
       kept_windows_(keep_up_to * windows_a_step_),
       scaled_(options.compute == DType::fp16) {
   if (options.tensorboard.enabled) {

@@ -78,8 +78,7 @@ model::ModelConfig model_of(const TrainRequest& request, const RunDirectory& run
 std::uint64_t steps_of(const config::TrainOptions& options, const data::Sampler& sampler,
                        std::uint32_t ranks) {
   if (options.steps > 0) return options.steps;
-  const std::uint64_t windows =
-      std::uint64_t{options.micro_batch} * options.gradient_accumulation_steps * ranks;
+  const std::uint64_t windows = config::windows_of_step(options) * ranks;
   return std::max<std::uint64_t>(sampler.windows() / windows, 1);
 }
 

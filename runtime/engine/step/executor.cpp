@@ -66,7 +66,7 @@ offload::Event& Streams::event(Lane lane, std::uint64_t issued) {
   return *events_[ring_of(lane)][issued % kInFlight];
 }
 
-bool Streams::exchanges_over() { return gpu_job == nullptr || gpu_job->watch(); }
+bool Streams::poll_exchanges() { return gpu_job == nullptr || gpu_job->watch(); }
 
 Executor::Executor(plan::StepPlan plan, Streams& streams, WakeSignal& wake)
     : plan_(std::move(plan)),
@@ -133,7 +133,7 @@ void Executor::sleep() {
 
 bool Executor::advance(OpPerformer& performer) {
   bool progress = false;
-  static_cast<void>(streams_.exchanges_over());
+  static_cast<void>(streams_.poll_exchanges());
   for (std::size_t lane = 0; lane < plan::kLaneCount; ++lane) {
     progress |= collect(static_cast<Lane>(lane));
   }
@@ -261,7 +261,7 @@ void Executor::drain() noexcept {
   for (Ticket& ticket : tickets_) ticket = Ticket();
   // What ranks exchange ends with them, or with the group.
   try {
-    while (!streams_.exchanges_over()) std::this_thread::sleep_for(kPollInterval);
+    while (!streams_.poll_exchanges()) std::this_thread::sleep_for(kPollInterval);
   } catch (const std::exception& error) {
     log_debug("while draining lane net: {}", error.what());
   }

@@ -54,7 +54,7 @@ struct Streams {
   [[nodiscard]] offload::Event& event(plan::Lane lane, std::uint64_t issued);
   /// Returns whether nothing that ranks exchange is under way on a stream. Whoever waits for
   /// streams asks again and again: it throws what has become of the other ranks.
-  [[nodiscard]] bool exchanges_over();
+  [[nodiscard]] bool poll_exchanges();
 
   std::unique_ptr<offload::Stream> compute, upload, download;
   std::unique_ptr<offload::Stream> net;  ///< null where what ranks exchange is tickets

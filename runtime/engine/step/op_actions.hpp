@@ -45,15 +45,6 @@ struct OpResources {
   RankGroups& ranks;
 };
 
-/// The scalars of the update that the next plan applies, if one is pending.
-struct PendingUpdate {
-  bool pending = false;
-  std::vector<cpu_adam::UpdateScalars> groups;  ///< as BlockGroups counts them
-  /// Parts of each block that come before those, where parameters of a group differ: in whether
-  /// they are updated, or how often they were. Empty: they do not.
-  std::vector<std::vector<cpu_adam::ParameterGroup>> parts{};
-};
-
 class OpActions final : public OpPerformer {
  public:
   explicit OpActions(OpResources resources);

@@ -13,7 +13,7 @@ using plan::ValueKind;
 void OpActions::round_gradient(const Op& op) {
   const OpMemory memory = memory_of(op);
   const plan::Workload& workload = resources_.workload;
-  RoundGradient gradient;
+  FinishedGradient gradient;
   gradient.sums = memory.device(memory.read(ValueKind::gradient_sum, op.block), sum_bytes(op.block))
                       .as<float>();
   gradient.parameters = workload.blocks[op.block].parameters.value();
@@ -30,7 +30,7 @@ void OpActions::round_gradient(const Op& op) {
   }
   gradient.sums_rounds = workload.rounds > 1;
   gradient.first_round = op.round == 0;
-  resources_.device_math.round(gradient);
+  resources_.device_math.finish_gradient(gradient);
 }
 
 void OpActions::device_norm(const Op& op) {

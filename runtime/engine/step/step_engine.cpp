@@ -35,7 +35,7 @@ std::vector<BlockGroups> groups_of(const EngineSetup& setup, const ModelRuntime&
 /// Passes that are measured alone exchange nothing, whatever ranks their workload names.
 void check_ranks(const EngineSetup& setup, const RankGroups& ranks) {
   if (ranks.alone() && setup.store_options.directories.empty()) return;
-  const SavedPart part = part_of(setup.workload);
+  const SavedPart part = saved_part_of(setup.workload);
   SPILLWAY_ASSERT((ranks.place() == plan::GridPlace{part.grid, part.rank}));
   const bool on_gpus = ranks.gpu(RankGroups::Group::job) != nullptr;
   SPILLWAY_ASSERT(ranks.alone() || on_gpus == (setup.options.device == config::DeviceKind::cuda));

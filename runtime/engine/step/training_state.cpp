@@ -114,10 +114,8 @@ void read_place(std::span<const std::byte> bytes, bool of_part, SavedPart& part)
 
 }  // namespace
 
-SavedPart part_of(const plan::Workload& workload) {
-  const plan::Grid grid{.stages = workload.stage.count,
-                        .replicas = workload.ranks.count,
-                        .tensor = workload.tensor.count};
+SavedPart saved_part_of(const plan::Workload& workload) {
+  const plan::Grid grid = workload.grid();
   return {.grid = grid,
           .rank = grid.rank_of(workload.stage.index, workload.ranks.rank, workload.tensor.index),
           .sharding = workload.ranks.sharding,

@@ -34,7 +34,7 @@ struct SavedPart {
 
   bool operator==(const SavedPart&) const = default;
 };
-[[nodiscard]] SavedPart part_of(const plan::Workload& workload);
+[[nodiscard]] SavedPart saved_part_of(const plan::Workload& workload);
 /// Returns "rank 1 of 4", and of a pipeline which layers it has.
 [[nodiscard]] std::string to_text(const SavedPart& part);
 

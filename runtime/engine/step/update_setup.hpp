@@ -1,5 +1,5 @@
-// What the updates of a run are made with: the kernel, and the hyperparameters of each part of a
-// block.
+// What the updates of a run are made with: the kernel, the hyperparameters of each part of a block,
+// and the scalars of the update that is pending.
 #pragma once
 
 #include <array>
@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "cpu_adam/adam.hpp"
+#include "cpu_adam/update.hpp"
 #include "runtime/config/train_options.hpp"
 #include "runtime/model/parameter_layout.hpp"
 #include "runtime/plan/workload.hpp"
@@ -27,6 +28,15 @@ using BlockGroups = std::array<GroupPart, 4>;
 inline constexpr std::uint32_t kDecayed = 0;
 inline constexpr std::uint32_t kPlain = 1;
 inline constexpr std::size_t kNativeGroups = 2;
+
+/// The scalars of the update that the next plan applies, if one is pending.
+struct PendingUpdate {
+  bool pending = false;
+  std::vector<cpu_adam::UpdateScalars> groups;  ///< as BlockGroups counts them
+  /// Parts of each block that come before those, where parameters of a group differ: in whether
+  /// they are updated, or how often they were. Empty: they do not.
+  std::vector<std::vector<cpu_adam::ParameterGroup>> parts{};
+};
 
 /// Returns what weight decay applies to of each block, and behind it the rest, padding included.
 [[nodiscard]] std::vector<BlockGroups> decay_groups(const model::ModelLayout& layout,

@@ -38,7 +38,7 @@ void StepCycle::resume() {
   check(committed.has_value(), ErrorCode::invalid_argument,
         "the run has no committed step to resume from");
   const SavedPart saved = decode_part(committed->payload);
-  const SavedPart now = part_of(workload());
+  const SavedPart now = saved_part_of(workload());
   check(saved.grid == now.grid && saved.rank == now.rank && saved.layers == now.layers,
         ErrorCode::invalid_argument,
         fmt::format("{} holds the state of {}, and this is {}; resume on the same grid of ranks, "

@@ -109,8 +109,7 @@ std::span<const StepResult> Trainer::step(const data::TokenFile& tokens,
 
   const std::span<double> squares = squares_of(results_.size() - 1);
   sum_up(squares);
-  state_.cursor += std::uint64_t{options().micro_batch} * options().gradient_accumulation_steps *
-                   workload().ranks.count;
+  state_.cursor += config::windows_of_step(options()) * workload().ranks.count;
   result.step = ++state_.step;
   if (steps_of_sums_ > 1) decide_early(options(), state_, result, sum_of(squares), pending_);
   if (commits || commits_next() || results_.size() == steps_of_sums_) {

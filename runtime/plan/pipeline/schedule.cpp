@@ -10,9 +10,6 @@
 namespace spillway::plan {
 namespace {
 
-constexpr std::array<std::string_view, 6> kNames{"naive",       "f_then_b",  "1f1b",
-                                                 "interleaved", "pipedream", "pipedream_2bw"};
-
 void check_pipeline(const Pipeline& pipeline) {
   const auto& [schedule, stages, rounds, chunks, tied_head, layers] = pipeline;
   check(stages > 0 && rounds > 0 && chunks > 0, ErrorCode::invalid_argument,
@@ -76,10 +73,6 @@ std::vector<Pass> passes_of_stage(const Pipeline& pipeline, std::uint32_t stage)
 }
 
 }  // namespace
-
-std::string_view name_of(PipelineSchedule schedule) {
-  return kNames[static_cast<std::size_t>(schedule)];
-}
 
 std::vector<std::vector<Pass>> passes_of(const Pipeline& pipeline) {
   check_pipeline(pipeline);

@@ -37,15 +37,15 @@ std::vector<StageSeconds> seconds_of(const Workload& workload, const Pipeline& p
 
 /// Number of rounds for which a stage keeps what a tied head adds: made, and not yet sent or, where
 /// there is one stage, not yet used.
-std::uint32_t tied_in_flight(const std::vector<StageStep>& steps, const Stage& stage) {
+std::uint32_t tied_in_flight(const std::vector<StageEntry>& steps, const Stage& stage) {
   if (stage.count == 1) return stage.in_flight;
-  const auto sends = [](const StageStep& s) { return s.tied && s.kind == StageStep::Kind::send; };
+  const auto sends = [](const StageEntry& s) { return s.tied && s.kind == StageEntry::Kind::send; };
   const auto first = std::ranges::find_if(steps, sends);
   if (first == steps.end()) return 1;
   std::uint32_t kept = 0;
   std::uint32_t most = 1;
-  for (const StageStep& step : steps) {
-    const bool makes = step.kind == StageStep::Kind::run && step.pass.chunk == first->pass.chunk &&
+  for (const StageEntry& step : steps) {
+    const bool makes = step.kind == StageEntry::Kind::run && step.pass.chunk == first->pass.chunk &&
                        step.pass.direction == Direction::forward;
     if (makes) most = std::max(most, ++kept);
     if (sends(step)) --kept;
@@ -55,11 +55,11 @@ std::uint32_t tied_in_flight(const std::vector<StageStep>& steps, const Stage& s
 
 /// Most passes whose boundaries wait beside those of the running pass (Stage::waiting). A message
 /// between passes takes the place of a running pass.
-std::uint32_t waiting_boundaries(const std::vector<StageStep>& steps, const Stage& stage) {
-  using Kind = StageStep::Kind;
+std::uint32_t waiting_boundaries(const std::vector<StageEntry>& steps, const Stage& stage) {
+  using Kind = StageEntry::Kind;
   std::uint32_t waiting = 0;
   std::uint32_t most = 0;
-  for (const StageStep& step : steps) {
+  for (const StageEntry& step : steps) {
     if (step.tied) continue;
     const bool forward = step.pass.direction == Direction::forward;
     const bool embeds = stage.index == 0 && step.pass.chunk == 0;
@@ -121,7 +121,7 @@ Stage stage_of_pipeline(const Pipeline& pipeline, const std::vector<StageSeconds
                         std::uint32_t stage) {
   const std::vector<std::vector<Pass>> passes = passes_of(pipeline);
   const Timeline timeline = timeline_of(pipeline, passes, seconds, /*message=*/0);
-  const std::vector<StageStep> steps = steps_of(pipeline, passes, timeline)[stage];
+  const std::vector<StageEntry> steps = steps_of(pipeline, passes, timeline)[stage];
   Stage made{.index = stage,
              .count = pipeline.stages,
              .chunks = {},

@@ -1,7 +1,6 @@
 #include "runtime/plan/pipeline/stale.hpp"
 
 #include <algorithm>
-#include <set>
 
 #include "runtime/base/error.hpp"
 
@@ -17,12 +16,12 @@ std::uint32_t step_of(const Pipeline& pipeline, std::uint32_t stage, const Pass&
 }
 
 /// Returns what of all that a stage does is of one step, with its rounds counted from `first`.
-std::vector<StageStep> only_of_step(const Pipeline& pipeline, std::uint32_t stage,
-                                    const std::vector<StageStep>& all, std::uint32_t step,
-                                    std::uint32_t first) {
-  std::vector<StageStep> kept;
-  for (StageStep s : all) {
-    const std::uint32_t maker = s.kind == StageStep::Kind::receive ? s.peer : stage;
+std::vector<StageEntry> only_of_step(const Pipeline& pipeline, std::uint32_t stage,
+                                     const std::vector<StageEntry>& all, std::uint32_t step,
+                                     std::uint32_t first) {
+  std::vector<StageEntry> kept;
+  for (StageEntry s : all) {
+    const std::uint32_t maker = s.kind == StageEntry::Kind::receive ? s.peer : stage;
     if (step_of(pipeline, maker, s.pass) != step) continue;
     s.pass.round -= first;
     kept.push_back(s);
@@ -52,27 +51,6 @@ std::uint32_t updates_before(const Pipeline& pipeline, std::uint32_t stage, std:
   const std::uint32_t step = round / pipeline.rounds;
   const bool late = pipeline.schedule == PipelineSchedule::pipedream_2bw;
   return step - std::min(step, late ? 1U : 0U);
-}
-
-std::uint32_t versions_kept(const Pipeline& pipeline, std::uint32_t stage,
-                            const std::vector<Pass>& passes) {
-  const bool each = pipeline.schedule == PipelineSchedule::pipedream;
-  const std::uint32_t rounds_of_update = each ? 1 : pipeline.rounds;
-  std::uint32_t newest = 0;
-  std::uint32_t begun = 0;
-  std::uint32_t ended = 0;
-  std::size_t most = 1;
-  for (const Pass& pass : passes) {
-    const bool forward = pass.direction == Direction::forward;
-    (forward ? begun : ended) = pass.round + 1;
-    if (!forward && ended % rounds_of_update == 0) ++newest;
-    std::set<std::uint32_t> versions{newest};
-    for (std::uint32_t round = ended; round < begun; ++round) {
-      versions.insert(updates_before(pipeline, stage, round));
-    }
-    most = std::max(most, versions.size());
-  }
-  return static_cast<std::uint32_t>(most);
 }
 
 std::vector<std::uint32_t> ages_of_rounds(const Pipeline& pipeline, std::uint32_t stage) {
@@ -107,15 +85,15 @@ FullPipeline full_pipeline(const Pipeline& pipeline, const std::vector<StageSeco
   Pipeline all = pipeline;
   all.rounds *= count;
   const std::vector<std::vector<Pass>> passes = passes_of_steps(pipeline, count);
-  const std::vector<std::vector<StageStep>> steps =
+  const std::vector<std::vector<StageEntry>> steps =
       steps_of(all, passes, timeline_of(all, passes, seconds, /*message=*/0));
   FullPipeline full;
   for (std::uint32_t stage = 0; stage < pipeline.stages; ++stage) {
     full.fill.push_back(only_of_step(pipeline, stage, steps[stage], 0, 0));
     full.steps.push_back(only_of_step(pipeline, stage, steps[stage], kFull, pipeline.rounds));
     std::vector<Pass>& of_stage = full.passes.emplace_back();
-    for (const StageStep& step : full.steps.back()) {
-      if (step.kind == StageStep::Kind::run) of_stage.push_back(step.pass);
+    for (const StageEntry& step : full.steps.back()) {
+      if (step.kind == StageEntry::Kind::run) of_stage.push_back(step.pass);
     }
   }
   return full;

@@ -22,11 +22,6 @@ namespace spillway::plan {
 [[nodiscard]] std::uint32_t updates_before(const Pipeline& pipeline, std::uint32_t stage,
                                            std::uint32_t round);
 
-/// Number of versions of its weights that a stage has at once while it runs passes of several
-/// steps: the newest, and those that rounds in flight use.
-[[nodiscard]] std::uint32_t versions_kept(const Pipeline& pipeline, std::uint32_t stage,
-                                          const std::vector<Pass>& passes);
-
 /// Number of rounds of the next step whose passes forward a stage runs in a step of a full
 /// pipeline; they are in flight when the step ends.
 [[nodiscard]] std::uint32_t rounds_begun(const Pipeline& pipeline, std::uint32_t stage);
@@ -46,8 +41,8 @@ namespace spillway::plan {
 /// what fills it. Rounds of the next step count on from those of this one.
 struct FullPipeline {
   std::vector<std::vector<Pass>> passes;
-  std::vector<std::vector<StageStep>> steps;
-  std::vector<std::vector<StageStep>> fill;  ///< ahead of a step that finds it empty
+  std::vector<std::vector<StageEntry>> steps;
+  std::vector<std::vector<StageEntry>> fill;  ///< ahead of a step that finds it empty
 };
 
 /// Returns, by stage, the lists of steps. A message is sent in the step that makes it.

@@ -119,17 +119,9 @@ double seconds_of(const Timeline& timeline) {
   return seconds;
 }
 
-double bubble_of(const Timeline& timeline) {
-  double runs = 0;
-  for (const std::vector<PassTime>& stage : timeline) {
-    for (const PassTime& pass : stage) runs += pass.end - pass.start;
-  }
-  return seconds_of(timeline) * static_cast<double>(timeline.size()) / runs - 1;
-}
-
-std::vector<std::vector<StageStep>> steps_of(const Pipeline& pipeline,
-                                             const std::vector<std::vector<Pass>>& passes,
-                                             const Timeline& timeline) {
+std::vector<std::vector<StageEntry>> steps_of(const Pipeline& pipeline,
+                                              const std::vector<std::vector<Pass>>& passes,
+                                              const Timeline& timeline) {
   /// Stands at `time`; of those that stand there, messages come first, in an order that all stages
   /// know: by the stage and the pass that have made them.
   struct Timed {
@@ -137,11 +129,11 @@ std::vector<std::vector<StageStep>> steps_of(const Pipeline& pipeline,
     bool runs;
     std::uint32_t maker;
     std::uint32_t number;
-    StageStep step;
+    StageEntry step;
   };
   std::vector<std::vector<Timed>> timed(pipeline.stages);
-  std::vector<std::vector<StageStep>> steps(pipeline.stages);
-  using Kind = StageStep::Kind;
+  std::vector<std::vector<StageEntry>> steps(pipeline.stages);
+  using Kind = StageEntry::Kind;
   const auto number_of = [&](const Place& place) {
     const std::vector<Pass>& of_stage = passes[place.stage];
     return static_cast<std::uint32_t>(std::ranges::find(of_stage, place.pass) - of_stage.begin());

@@ -33,15 +33,11 @@ using Timeline = std::vector<std::vector<PassTime>>;
 
 [[nodiscard]] double seconds_of(const Timeline& timeline);
 
-/// Time in which the stages run nothing, over the time in which they run: (stages - 1) / rounds
-/// where all passes take equally long (Narayanan et al. 2021, section 2.2).
-[[nodiscard]] double bubble_of(const Timeline& timeline);
-
 /// Returns what each stage does. Messages of all stages are in one order, which the timeline gives:
 /// each stands where it has been made and its place at the other end, one of those for
 /// `rounds_in_flight`, is free. So there is no deadlock where each stage ends a message before it
 /// begins the next one, and a message is over only when both its stages have come to it.
-[[nodiscard]] std::vector<std::vector<StageStep>> steps_of(
+[[nodiscard]] std::vector<std::vector<StageEntry>> steps_of(
     const Pipeline& pipeline, const std::vector<std::vector<Pass>>& passes,
     const Timeline& timeline);
 

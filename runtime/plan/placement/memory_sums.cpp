@@ -6,12 +6,12 @@
 
 namespace spillway::plan {
 
-void RankCounts::add(std::uint32_t rank) {
+void SizeCounts::add(std::uint32_t rank) {
   ++counts_[rank];
   end_ = std::max<std::size_t>(end_, rank + 1U);
 }
 
-void RankCounts::remove(std::uint32_t rank) {
+void SizeCounts::remove(std::uint32_t rank) {
   SPILLWAY_ASSERT(counts_[rank] > 0);
   --counts_[rank];
   while (end_ > 0 && counts_[end_ - 1] == 0) --end_;
@@ -35,25 +35,25 @@ void MemorySums::apply(std::uint32_t block, const BlockCut& place, const Sum& su
     const auto p = static_cast<std::size_t>(pool);
     if (sizes_->has_share(pool, block, place)) sum(shares_[p], size.shares[p]);
   }
-  if (!place.resident() || sizes_->workload().gathers()) count(streamed_, size.padded_rank);
+  if (!place.resident() || sizes_->workload().gathers()) count(streamed_, size.padded_index);
   if (sizes_->saved_leaves(block, place)) {
-    count(leaving_, size.saved_rank);
-    if (place.saved == Tier::nvme) count(staged_, size.saved_rank);
+    count(leaving_, size.saved_index);
+    if (place.saved == Tier::nvme) count(staged_, size.saved_index);
   } else if (!place.saved) {
-    count(recomputed_, size.saved_rank);
+    count(recomputed_, size.saved_index);
   }
 }
 
 void MemorySums::add(std::uint32_t block, const BlockCut& place) {
   apply(
       block, place, [](Bytes& quantity, Bytes amount) { quantity += amount; },
-      [](RankCounts& counts, std::uint32_t rank) { counts.add(rank); });
+      [](SizeCounts& counts, std::uint32_t rank) { counts.add(rank); });
 }
 
 void MemorySums::remove(std::uint32_t block, const BlockCut& place) {
   apply(
       block, place, [](Bytes& quantity, Bytes amount) { quantity -= amount; },
-      [](RankCounts& counts, std::uint32_t rank) { counts.remove(rank); });
+      [](SizeCounts& counts, std::uint32_t rank) { counts.remove(rank); });
 }
 
 Row MemorySums::row(PoolKind pool, const Placement& placement) const {

@@ -13,9 +13,9 @@
 namespace spillway::plan {
 
 /// A multiset of ranks that knows the largest of them.
-class RankCounts {
+class SizeCounts {
  public:
-  explicit RankCounts(std::size_t ranks) : counts_(ranks) {}
+  explicit SizeCounts(std::size_t ranks) : counts_(ranks) {}
   void add(std::uint32_t rank);
   void remove(std::uint32_t rank);
   /// Returns the value of the largest rank in `values`; 0 where there is none.
@@ -50,7 +50,7 @@ class MemorySums {
 
   const PoolSizes* sizes_;
   std::array<Bytes, kPoolCount> shares_{};
-  RankCounts streamed_, recomputed_, leaving_, staged_;
+  SizeCounts streamed_, recomputed_, leaving_, staged_;
 };
 
 /// Bytes of a tier that a placement takes, whose blocks `sums` has.

@@ -71,6 +71,21 @@ Bytes sums_of_a_rank(const PoolSizes& sizes) {
 
 }  // namespace
 
+std::uint32_t slots_of(PoolKind pool, const Workload& workload, const Placement& placement) {
+  if (rule_of(pool).turn == Turn::gradients) return placement.gradient_slots;
+  switch (pool) {
+    case PoolKind::parameter_slots:
+    case PoolKind::frozen_slots: return placement.parameter_slots;
+    case PoolKind::parameter_shards: return parameter_shard_slots(workload, placement);
+    case PoolKind::boundary_slots: return device_boundary_slots(workload, placement);
+    case PoolKind::boundary_staging:
+      return placement.boundary_slots > 0 ? placement.boundary_staging : 0;
+    case PoolKind::kept_activation_slots: return placement.saved_slots;
+    case PoolKind::kept_staging: return placement.saved_staging;
+    default: return 0;
+  }
+}
+
 Row row_of(PoolKind pool, const PoolSizes& sizes, const Placement& p, const Strides& strides,
            bool lands) {
   const Workload& w = sizes.workload();
@@ -79,6 +94,7 @@ Row row_of(PoolKind pool, const PoolSizes& sizes, const Placement& p, const Stri
   const std::uint64_t passes = m * w.rounds;
   const Bytes one = w.boundary_bytes;
   const bool passes_slots = p.boundary_slots > 0;
+  const std::uint32_t slots = slots_of(pool, w, p);
   const std::uint32_t least_parts = w.ranks.secondary > 1 ? w.ranks.secondary : w.shards();
   const ElementCount largest_part{sizes.gradient_slot().value() / least_parts};
   const bool streams =
@@ -86,15 +102,13 @@ Row row_of(PoolKind pool, const PoolSizes& sizes, const Placement& p, const Stri
                              pool == PoolKind::resident_frozen);
   if (w.external && pool != PoolKind::state_staging && !streams) return {};
   switch (pool) {
-    case PoolKind::parameter_slots:
-      return row(p.parameter_slots, bytes_of(strides.streamed, w.compute));
-    case PoolKind::frozen_slots: return row(p.parameter_slots, sizes.frozen_slot());
+    case PoolKind::parameter_slots: return row(slots, bytes_of(strides.streamed, w.compute));
+    case PoolKind::frozen_slots: return row(slots, sizes.frozen_slot());
     case PoolKind::resident_frozen: return row(1, w.resident_frozen_bytes);
     case PoolKind::accumulators: return gradients(sizes, p, DType::fp32);
     case PoolKind::rounded_gradients:
       return w.compute == DType::fp32 ? Row{} : gradients(sizes, p, w.compute);
-    case PoolKind::parameter_shards:
-      return row(parameter_shard_slots(w, p), bytes_of(largest_part, w.compute));
+    case PoolKind::parameter_shards: return row(slots, bytes_of(largest_part, w.compute));
     case PoolKind::gradient_shards: return w.ranks.count > 1 ? received_gradients(sizes, p) : Row{};
     case PoolKind::landing_gradients:
       if (!lands) return {};
@@ -103,14 +117,13 @@ Row row_of(PoolKind pool, const PoolSizes& sizes, const Placement& p, const Stri
       return row(w.borrows_embedding() ? 1 : 0, bytes_of(w.tied_elements, w.compute));
     case PoolKind::tied_accumulators: return tied_accumulators(w);
     case PoolKind::boundary_gradients: return row(passes_slots ? 0 : in_flight, one);
-    case PoolKind::boundary_slots: return row(device_boundary_slots(w, p), one);
+    case PoolKind::boundary_slots: return row(slots, one);
     // Backward writes an output again that nobody reads, and that may have no place here.
     case PoolKind::recomputed_boundary:
       return row(passes_slots && !w.tiled && !w.sums_passes(), one);
-    case PoolKind::boundary_staging:
-      return row(passes_slots ? p.boundary_staging : 0, in_pages(w.boundary_bytes));
-    case PoolKind::kept_activation_slots: return row(p.saved_slots, strides.leaving);
-    case PoolKind::kept_staging: return row(p.saved_staging, in_pages(strides.staged));
+    case PoolKind::boundary_staging: return row(slots, in_pages(w.boundary_bytes));
+    case PoolKind::kept_activation_slots: return row(slots, strides.leaving);
+    case PoolKind::kept_staging: return row(slots, in_pages(strides.staged));
     // The blocks of a layer in tiles meet in it, each after all micro-batches of the one before.
     case PoolKind::recomputation_scratch: return row(w.tiled ? m : 1, strides.recomputed);
     case PoolKind::between_tiles: return row(m, w.carried_bytes);

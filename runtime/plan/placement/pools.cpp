@@ -44,7 +44,7 @@ std::vector<std::uint64_t> distinct(std::vector<std::uint64_t> values) {
   return values;
 }
 
-std::uint32_t rank_in(const std::vector<std::uint64_t>& sorted, std::uint64_t value) {
+std::uint32_t index_in(const std::vector<std::uint64_t>& sorted, std::uint64_t value) {
   return static_cast<std::uint32_t>(std::ranges::lower_bound(sorted, value) - sorted.begin());
 }
 
@@ -147,8 +147,8 @@ PoolSizes::PoolSizes(const Workload& workload, StateFormat format, ElementCount 
     const std::uint32_t layer = workload.layer_of(b);
     block.starts_layer = layer < workload.head_layer() && workload.first_block(layer) == b;
     block.output_waits = workload.output_waits(layer);
-    block.padded_rank = rank_in(padded_sizes_, workload.blocks[b].padded_parameters.value());
-    block.saved_rank = rank_in(saved_sizes_, saved(b).value());
+    block.padded_index = index_in(padded_sizes_, workload.blocks[b].padded_parameters.value());
+    block.saved_index = index_in(saved_sizes_, saved(b).value());
   }
 }
 

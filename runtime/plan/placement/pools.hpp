@@ -57,8 +57,8 @@ class PoolSizes {
  public:
   struct Block {
     std::array<Bytes, kPoolCount> shares{};  ///< of the pools of blocks; others: 0
-    std::uint32_t padded_rank = 0;           ///< place of its parameters among all sizes that occur
-    std::uint32_t saved_rank = 0;            ///< the same of what it saves; the head saves nothing
+    std::uint32_t padded_index = 0;          ///< place of its parameters among all sizes that occur
+    std::uint32_t saved_index = 0;           ///< the same of what it saves; the head saves nothing
     bool starts_layer = false;               ///< and another layer reads the output of its layer
     bool output_waits = false;               ///< for a backward: Workload::output_waits
     bool operator==(const Block&) const = default;
@@ -104,6 +104,10 @@ class PoolSizes {
   std::vector<ElementCount> narrow_slots_;
   Bytes frozen_slot_;
 };
+
+/// Number of buffers of a pool whose buffers take turns, that of tiles' vectors not counted.
+[[nodiscard]] std::uint32_t slots_of(PoolKind pool, const Workload& workload,
+                                     const Placement& placement);
 
 /// The largest that blocks of a placement need of the buffers that they share.
 struct Strides {

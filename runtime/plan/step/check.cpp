@@ -167,7 +167,7 @@ struct Run {
   /// Returns whether what lies there before the plan can be the value.
   [[nodiscard]] bool finds(PoolKind pool, const Value& value) const {
     if (outlives_steps(pool, circumstance)) return true;
-    return is_of_rounds_in_flight(pool) && value.round < plan.begun;
+    return is_of_rounds_in_flight(pool) && value.round < plan.rounds_found;
   }
 };
 

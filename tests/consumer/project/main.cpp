@@ -3,7 +3,9 @@
 #include <cstdio>
 
 #include "runtime/base/error.hpp"
-#include "runtime/engine/prepare/planning.hpp"
+#include "runtime/engine/prepare/place.hpp"
+#include "runtime/engine/prepare/resolve.hpp"
+#include "runtime/engine/prepare/workload.hpp"
 
 int main() {
   using namespace spillway;

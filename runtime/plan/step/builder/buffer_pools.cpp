@@ -12,15 +12,8 @@ void BufferPools::open(const Placement& placement) {
   leaves_first_ = placement.order == WorkOrder::micro_batch_major;
   for (std::size_t p = 0; p < kPoolCount; ++p) {
     const auto pool = static_cast<PoolKind>(p);
-    if (rule_of(pool).turn == Turn::gradients) open(pool, gradient_slots_);
+    if (rule_of(pool).turn != Turn::none) open(pool, slots_of(pool, workload_, placement));
   }
-  open(PoolKind::parameter_slots, placement.parameter_slots);
-  open(PoolKind::frozen_slots, placement.parameter_slots);
-  open(PoolKind::parameter_shards, parameter_shard_slots(workload_, placement));
-  open(PoolKind::boundary_slots, device_boundary_slots(workload_, placement));
-  open(PoolKind::boundary_staging, placement.boundary_staging);
-  open(PoolKind::kept_activation_slots, placement.saved_slots);
-  open(PoolKind::kept_staging, placement.saved_staging);
 }
 
 void BufferPools::open(PoolKind pool, std::uint32_t buffers) {

@@ -16,17 +16,17 @@ void Messages::append_message(OpKind kind, std::uint32_t peer, std::uint32_t blo
 
 /// A pass forward reads the output of the layer before its chunk, and one backward the gradient of
 /// its chunk's output; it makes the same for the pass that follows it on another stage.
-void Messages::exchange(const StageStep& turn) {
+void Messages::exchange(const StageEntry& turn) {
   if (turn.tied) return exchange_tied_gradient(turn);
   const BlockRange& layers = workload_.stage.chunks[turn.pass.chunk];
-  const bool receives = turn.kind == StageStep::Kind::receive;
+  const bool receives = turn.kind == StageEntry::Kind::receive;
   const bool forward = turn.pass.direction == Direction::forward;
   const std::uint32_t layer = receives == forward ? layers.first - 1 : layers.end - 1;
   receives ? receive_boundaries(turn, layer) : send_boundaries(turn, layer);
 }
 
 /// What a backward will read again leaves the device as soon as it has come.
-void Messages::receive_boundaries(const StageStep& turn, std::uint32_t layer) {
+void Messages::receive_boundaries(const StageEntry& turn, std::uint32_t layer) {
   const Direction direction = turn.pass.direction;
   const bool forward = direction == Direction::forward;
   for (std::uint32_t m = 0; m < workload_.micro_batches; ++m) {
@@ -41,7 +41,7 @@ void Messages::receive_boundaries(const StageStep& turn, std::uint32_t layer) {
   activations_.put_by(direction, layer);
 }
 
-void Messages::send_boundaries(const StageStep& turn, std::uint32_t layer) {
+void Messages::send_boundaries(const StageEntry& turn, std::uint32_t layer) {
   const Direction direction = turn.pass.direction;
   const bool forward = direction == Direction::forward;
   activations_.restore_boundary(direction, layer);
@@ -57,8 +57,8 @@ void Messages::send_boundaries(const StageStep& turn, std::uint32_t layer) {
 
 /// The head's stage keeps the sums of as many rounds as are on their way; the embedding's adds them
 /// in the order of rounds, one at a time.
-void Messages::exchange_tied_gradient(const StageStep& turn) {
-  const bool sends = turn.kind == StageStep::Kind::send;
+void Messages::exchange_tied_gradient(const StageEntry& turn) {
+  const bool sends = turn.kind == StageEntry::Kind::send;
   append_message(sends ? OpKind::send : OpKind::receive, turn.peer, 0, 0,
                  Bytes{workload_.tied_elements.value() * sizeof(float)},
                  {.buffer = tied_accumulator(0), .value = tied_gradient(0)});

@@ -15,7 +15,7 @@ class Messages : public StepPart {
   Messages(StepDraft& step, Weights& weights, Activations& activations)
       : StepPart(step), weights_(weights), activations_(activations) {}
 
-  void exchange(const StageStep& turn);
+  void exchange(const StageEntry& turn);
   /// Returns whether the first pass of a list lends the embedding to the stage of a tied head.
   [[nodiscard]] bool lends_first() const {
     return step_.round == 0 && workload_.lends_embedding() &&
@@ -28,9 +28,9 @@ class Messages : public StepPart {
  private:
   void append_message(OpKind kind, std::uint32_t peer, std::uint32_t block, std::uint32_t m,
                       Bytes bytes, const Access& what);
-  void receive_boundaries(const StageStep& turn, std::uint32_t layer);
-  void send_boundaries(const StageStep& turn, std::uint32_t layer);
-  void exchange_tied_gradient(const StageStep& turn);
+  void receive_boundaries(const StageEntry& turn, std::uint32_t layer);
+  void send_boundaries(const StageEntry& turn, std::uint32_t layer);
+  void exchange_tied_gradient(const StageEntry& turn);
 
   Weights& weights_;
   Activations& activations_;

@@ -22,7 +22,7 @@ Copy copied_by(std::span<const Access> accesses) {
 }  // namespace
 
 void OpList::clear() {
-  plan_.begun = 0;
+  plan_.rounds_found = 0;
   plan_.ops.clear();
   plan_.accesses.clear();
   plan_.dependencies.clear();

@@ -40,7 +40,8 @@ void Builder::staged_training() {
   step_.trains = true;
   if (workload_.borrows_embedding()) messages_.borrow_embedding();
   if (workload_.stage.stays_full()) {
-    step_.ops.plan().begun = workload_.stage.begun + 1;  // of one of them, what a forward reads
+    step_.ops.plan().rounds_found =
+        workload_.stage.begun + 1;  // of one of them, what a forward reads
     flush();
     if (workload_.lends_embedding()) messages_.lend_stash_of_embedding();
   }
@@ -54,11 +55,11 @@ void Builder::fill() {
   run_steps(workload_.stage.fill);
 }
 
-void Builder::run_steps(const std::vector<StageStep>& steps) {
-  for (const StageStep& turn : steps) {
+void Builder::run_steps(const std::vector<StageEntry>& steps) {
+  for (const StageEntry& turn : steps) {
     step_.round = turn.pass.round;
     const BlockRange& layers = workload_.stage.chunks[turn.pass.chunk];
-    if (turn.kind != StageStep::Kind::run) {
+    if (turn.kind != StageEntry::Kind::run) {
       messages_.exchange(turn);
     } else if (turn.pass.direction == Direction::forward) {
       run_forward(layers, /*train=*/true);
@@ -71,7 +72,7 @@ void Builder::run_steps(const std::vector<StageStep>& steps) {
 
 /// One round goes through the model, part by part.
 void Builder::staged_evaluation() {
-  using Kind = StageStep::Kind;
+  using Kind = StageEntry::Kind;
   const Stage& stage = workload_.stage;
   if (workload_.borrows_embedding()) messages_.borrow_embedding();
   for (std::uint32_t chunk = 0; chunk < stage.chunks.size(); ++chunk) {

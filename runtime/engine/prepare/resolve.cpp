@@ -1,29 +1,17 @@
-#include "runtime/engine/prepare/planning.hpp"
+#include "runtime/engine/prepare/resolve.hpp"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
-#include <algorithm>
-#include <utility>
-
-#include "nvme_swap/tile_store.hpp"
 #include "runtime/base/error.hpp"
 #include "runtime/base/topology.hpp"
 #include "runtime/engine/device/compute_device.hpp"
-#include "runtime/engine/device/model_runtime.hpp"
-#include "runtime/engine/prepare/budgets.hpp"
-#include "runtime/engine/prepare/remedies.hpp"
 #include "runtime/engine/prepare/workload.hpp"
-#include "runtime/plan/search/choose.hpp"
 
 namespace spillway::engine {
 namespace {
 
-using plan::Tier;
-
-/// Beyond these no step is worth planning: the list of its operations alone takes gigabytes.
+/// Beyond so many no step is worth planning.
 constexpr std::uint32_t kMostLayers = 16'384;
-constexpr std::uint64_t kMostPasses = 2'097'152;
 
 /// A step passes through every layer forward and backward with each of its micro-batches.
 void check_step_size(const config::TrainOptions& options, const model::ModelConfig& config) {
@@ -40,10 +28,6 @@ void check_step_size(const config::TrainOptions& options, const model::ModelConf
 
 }  // namespace
 
-std::uint64_t most_micro_batches(const model::ModelConfig& config) {
-  return kMostPasses / (2 * (std::uint64_t{config.layers} + 2));
-}
-
 void resolve(config::TrainOptions& options, const model::ModelConfig& config) {
   if (!options.device) options.device = usable_device();
   if (options.context == 0) options.context = config.max_context;
@@ -56,11 +40,6 @@ void resolve(config::TrainOptions& options, const model::ModelConfig& config) {
         "same bits; use \"auto\"");
   validate(options);
   check_step_size(options, config);
-}
-
-plan::Workload make_workload(const model::ModelConfig& config, const config::TrainOptions& options,
-                             const plan::Ranks& ranks) {
-  return make_workload(config, *make_model_sizes(config, options).transformer, options, ranks);
 }
 
 plan::Grid grid_of(const config::TrainOptions& options, std::uint32_t ranks) {
@@ -90,37 +69,6 @@ plan::Ranks ranks_of(const config::TrainOptions& options, std::uint32_t count) {
                     "ranks of the job; set the number of ranks on each machine",
                     ranks.secondary, count));
   return ranks;
-}
-
-std::vector<std::filesystem::path> state_directories(const config::TrainOptions& options,
-                                                     const std::filesystem::path& run) {
-  return options.nvme.empty() ? std::vector{run / "state"} : options.nvme;
-}
-
-plan::Placement place(const model::ModelConfig& config, const config::TrainOptions& options,
-                      const plan::Workload& workload, const plan::Budgets& budgets) {
-  auto choice = plan::choose_placement(workload, budgets, placement_request(options));
-  if (auto* placement = std::get_if<plan::Placement>(&choice)) return std::move(*placement);
-  const plan::Shortage shortage = std::get<plan::Shortage>(choice);
-
-  const bool of_device = shortage.tier == Tier::device;
-  const std::uint32_t ranks = workload.ranks.count * workload.stage.count * workload.tensor.count;
-  check(ranks == 1, ErrorCode::does_not_fit,
-        fmt::format("does not fit: {} memory of each of {} ranks needs at least {} and the budget "
-                    "is {}; use more ranks, {}a smaller micro-batch or a shorter state_format",
-                    plan::name_of(shortage.tier), ranks, format_bytes(shortage.needed),
-                    format_bytes(shortage.budget),
-                    workload.gathers() ? "" : "zero_optimization.stage 3, "));
-  const std::optional<Bytes> asked = of_device ? options.device_memory : options.host_memory;
-  const bool of_host_memory =
-      shortage.tier == Tier::host || (of_device && options.device != config::DeviceKind::cuda);
-  throw Error(ErrorCode::does_not_fit,
-              fmt::format("does not fit: {} memory needs at least {} and the budget is {}{}. What "
-                          "would make it fit: {}",
-                          plan::name_of(shortage.tier), format_bytes(shortage.needed),
-                          format_bytes(shortage.budget),
-                          of_host_memory ? why_this_budget(asked, shortage.budget) : "",
-                          fmt::join(what_would_fit(config, options, budgets, shortage), "; or ")));
 }
 
 }  // namespace spillway::engine
