@@ -88,7 +88,7 @@ struct Op {
   RankGroup group = RankGroup::replicas;  ///< of a collective or a message
   std::uint32_t peer = 0;                 ///< the stage with which a send or a receive is
   std::uint32_t block = 0;
-  std::uint32_t tile = 0;  ///< of the model, for tile ops
+  std::uint32_t tile = 0;  ///< of this rank's (`make_tiles`), for tile ops
   std::uint32_t round = 0;
   std::uint32_t micro_batch = 0;  ///< within the round
   /// For a copy of state from the disk: whether the step before leaves the tile in the slot. The
@@ -125,7 +125,8 @@ inline constexpr std::size_t kCircumstances = 3;
 inline constexpr std::size_t kSerialLanes = 5;
 
 struct StepPlan {
-  /// Number of rounds whose activations and boundaries the list before has left.
+  /// Number of rounds of which this list may find something: those in flight, and one more, of
+  /// which only a forward's input is there. 0 unless the pipeline stays full.
   std::uint32_t begun = 0;
   std::vector<Op> ops;
   std::vector<Access> accesses;

@@ -20,7 +20,7 @@ struct CalibrationRequest {
   const ModelRuntime& model;
   const plan::Workload& workload;
   const plan::Budgets& budgets;  ///< of memory; how much a drive has free is looked at here
-  /// It is measured when state will live on disk; absent: no disk rates.
+  /// Directories whose drives are measured; absent: no disk rates.
   std::optional<std::vector<std::filesystem::path>> state_directories;
 };
 

@@ -139,8 +139,8 @@ std::vector<std::vector<Value>> RankGroups::gather_lists(std::vector<Value> mine
   return all;
 }
 
-/// Calls `body`. If it throws, the other ranks of `job` hear why before anything of this rank goes:
-/// what it has on a GPU could not tell. `job`: null for a rank that is alone.
+/// Calls `body`. If it throws, sends the reason to the other ranks of `job` before objects here are
+/// destroyed; NCCL could not pass it on. `job`: null for a rank that is alone.
 template <class Body>
 auto abandon_on_error(comm::Communicator* job, Body body) {
   try {

@@ -49,11 +49,11 @@ struct Streams {
   /// Returns whether the lane is a stream.
   [[nodiscard]] bool has(plan::Lane lane) const;
   [[nodiscard]] offload::Stream& of(plan::Lane lane);
-  /// Returns an event of the lane's ring. It serves one op in flight after another: whoever waits
-  /// for an op waits for what the event was recorded for last when it asked.
+  /// Returns the event of an op, the lane's `issued`-th. Events are reused every kInFlight ops of a
+  /// lane; a wait refers to the last record before it.
   [[nodiscard]] offload::Event& event(plan::Lane lane, std::uint64_t issued);
-  /// Returns whether nothing that ranks exchange is under way on a stream. Whoever waits for
-  /// streams asks again and again: it throws what has become of the other ranks.
+  /// Polls exchanges on streams: true if none is under way; throws if another rank has failed. Call
+  /// it while waiting.
   [[nodiscard]] bool exchanges_over();
 
   std::unique_ptr<offload::Stream> compute, upload, download;

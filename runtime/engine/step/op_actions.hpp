@@ -63,8 +63,8 @@ class OpActions final : public OpPerformer {
     PendingUpdate update;
     float loss_gradient_scale = 0;  ///< loss scale / targets of the step
     bool commit_due = false;
-    /// A step has ended, or training begins: passes of the next step go on from what parameters are
-    /// now, whatever the plan updates.
+    /// Set after each step and before the first: the next list stashes the current parameters for
+    /// stale passes, even if no update is pending.
     bool stash_due = true;
     /// A store with equal tiles that gets everything that this plan writes, and its commit; or
     /// null. The plan must write all tiles.

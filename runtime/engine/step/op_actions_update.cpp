@@ -156,7 +156,7 @@ void OpActions::host_checksum(const Op& op) {
   }
 }
 
-/// Stale weights are there on the host alone, which reaches the memory of its device.
+/// Stale weights need the host backend, so the CPU can address device memory.
 void OpActions::device_stash(const Op& op) {
   const OpMemory memory = memory_of(op);
   const auto source = memory.device(memory.source());

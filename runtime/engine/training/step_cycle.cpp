@@ -244,8 +244,9 @@ void StepCycle::flush(Commits commits) {
   if (committed) await_all_ranks();
 }
 
-/// A step is true when every rank has committed it. After the list of a step, the exchange of sums
-/// waits for that; other lists have none. No rank may overwrite the commit before until then.
+/// A step's list is followed by an exchange of sums, in which every rank waits for the others.
+/// Other lists have none, so this barrier keeps the previous commit until all ranks have the new
+/// one.
 void StepCycle::await_all_ranks() { engine_.ranks().barrier(); }
 
 void StepCycle::snapshot() {

@@ -58,8 +58,8 @@ class StepCycle {
   [[nodiscard]] bool commits_in_step() const;
   /// The next `step` makes the one before it true on disk.
   [[nodiscard]] bool commits_next() const;
-  /// An evaluation would: it completes the copy under way, which is never ahead of its run. All
-  /// ranks do, or none: they wait for each other's commits.
+  /// Returns whether an evaluation commits the last step: its flush completes the copy under way,
+  /// which must not be ahead of the run's commit. All ranks agree.
   [[nodiscard]] bool commits_to_evaluate() const;
   /// The last step that is true on disk, if there is one.
   [[nodiscard]] std::optional<std::uint64_t> committed_step() const { return committed_step_; }

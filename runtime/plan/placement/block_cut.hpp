@@ -15,8 +15,8 @@ namespace spillway::plan {
 
 struct BlockCut {
   Tier parameters = Tier::host;  ///< device: resident; host: every visit streams them
-  /// The gradient waits there for its update, or for those of other rounds to be added. On the
-  /// device though the state is elsewhere, only the sum of the rounds goes to the update.
+  /// Tier in which gradients wait for the update and rounds are summed. If it is the device and the
+  /// state is not, only the sum of all rounds crosses the link.
   Tier gradients = Tier::host;
   Tier state = Tier::host;      ///< of master, m and v; on the device, that is what updates them
   std::optional<Tier> saved{};  ///< of saved activations, internals.hpp; none: they are recomputed

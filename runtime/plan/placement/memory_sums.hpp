@@ -53,7 +53,7 @@ class MemorySums {
   RankCounts streamed_, recomputed_, leaving_, staged_;
 };
 
-/// Bytes of a tier that a placement takes, whose blocks `sums` has.
+/// Bytes of `tier` that `placement` takes; `sums` has been made of its blocks.
 [[nodiscard]] Bytes memory_total(const Placement& placement, const MemorySums& sums, Tier tier);
 
 }  // namespace spillway::plan

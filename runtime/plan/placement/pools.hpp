@@ -122,8 +122,8 @@ struct Row {
   [[nodiscard]] Bytes bytes() const { return first + each * count + last; }
 };
 
-/// Returns the buffers of a pool that do not belong to blocks. `lands`: some gradient of a round is
-/// summed with others on the host.
+/// Returns the buffers of a pool that do not belong to blocks. `lands`: gradients of some block are
+/// summed on the host, so landing buffers are needed.
 [[nodiscard]] Row row_of(PoolKind pool, const PoolSizes& sizes, const Placement& placement,
                          const Strides& strides, bool lands);
 

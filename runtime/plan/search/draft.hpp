@@ -71,7 +71,8 @@ class BoundaryPlans {
     if (shrink) fewer_slots_ = slots_ - 1;  // one, beside those that pass from block to block
   }
 
-  [[nodiscard]] std::size_t on_device() const { return on_device_; }  ///< 1: plan 0 moves nothing
+  /// Returns 1 if plan 0 leaves all boundaries on the device, else 0.
+  [[nodiscard]] std::size_t on_device() const { return on_device_; }
   [[nodiscard]] std::size_t size() const { return first_with_fewer_slots() + fewer_slots_; }
   [[nodiscard]] std::size_t first_with_fewer_slots() const { return on_device_ + ends_.size(); }
   [[nodiscard]] BoundaryPlan operator[](std::size_t i) const {
