@@ -26,7 +26,8 @@ class Activations : public StepPart {
   /// Forgets the boundaries of the last list.
   void restart();
 
-  // Boundaries; `m` is a micro-batch of the round.
+  // Boundaries; `m` is a micro-batch of the round
+
   /// Returns where the layer's output is for the next layer's forward.
   [[nodiscard]] Buffer passing_activation(std::uint32_t layer, std::uint32_t m) const;
   /// Returns where the gradient of a layer's output is for the layer's backward.
@@ -44,7 +45,8 @@ class Activations : public StepPart {
   /// Hands the gradient of a layer's output to the layer's backward.
   void pass_gradient(std::uint32_t m, const Buffer& made);
 
-  // Activations inside a block, which its backward needs.
+  // Activations inside a block, which its backward needs
+
   /// Describes those that a block saves off the device.
   [[nodiscard]] Leaving internals(std::uint32_t block, std::uint32_t m) const;
   /// Takes a tensor from `made` to its home; to the disk, through a staging buffer.
@@ -55,7 +57,8 @@ class Activations : public StepPart {
   /// saves what it recomputes.
   Buffer returning_activations(std::uint32_t block, std::uint32_t m);
 
-  // Between passes and messages of the stages of a pipeline.
+  // Between passes and messages of the stages of a pipeline
+
   /// Puts by the boundaries of a round, received or made by its pass: they keep their slots while
   /// passes and messages of other rounds go on.
   void put_by(Direction direction, std::uint32_t layer);
