@@ -142,10 +142,10 @@ inline constexpr std::uint32_t kStale = 3;  ///< and more: of older parameters
 
 /// What a buffer holds. `of` is a block, tile or layer, as the kind says; of several buffers in a
 /// row that hold values of tiles, the first tile. For a value made in parts, `part` is the last one
-/// present.
-/// Parameters and gradients are those of the whole block, or, with `kShard` as their part, what
-/// this rank has of them; with `kSecondary`, its part of a node's copy. With `kStale`, parameters
-/// are those before the pending update, and with each number above it those of one update earlier.
+/// present. Parameters and gradients are those of the whole block, or, with `kShard` as their part,
+/// what this rank has of them; with `kSecondary`, its part of a node's copy. With `kStale`,
+/// parameters are those before the pending update, and with each number above it those of one
+/// update earlier.
 struct Value {
   ValueKind kind = ValueKind::scratch;
   std::uint32_t of = 0;

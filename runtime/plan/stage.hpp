@@ -71,18 +71,18 @@ struct Stage {
   /// Ratio of step time to this stage's busy time, with passes as long as their FLOPs.
   double stretch = 1;
 
-  /// Returns whether the pipeline stays full between steps. Passes may then use weights from before
-  /// the last updates, of which the stage has a stash.
+  /// Whether the pipeline stays full between steps. Passes may then use weights from before the
+  /// last updates, of which the stage has a stash.
   [[nodiscard]] bool stays_full() const { return !ages.empty(); }
   /// Returns the place in the stash of the weights that a round uses, where they are not the
   /// newest.
   [[nodiscard]] std::uint32_t version_of(std::uint32_t round) const {
     return (phase + round) % versions;
   }
-  /// Place of the weights that the pending update is about to change.
+  /// Returns the place in the stash of the weights that the pending update is about to change.
   [[nodiscard]] std::uint32_t last_version() const { return (phase + versions - 1) % versions; }
-  /// Place of what is kept of a round among the rounds in flight. Rounds of the next step count on
-  /// from those of this one.
+  /// Returns the place of what is kept of a round among the rounds in flight. Rounds of the next
+  /// step count on from those of this one.
   [[nodiscard]] std::uint32_t place_of(std::uint32_t round) const {
     return places.empty() ? (phase + round) % in_flight : places[round % places.size()];
   }

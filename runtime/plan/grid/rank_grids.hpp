@@ -35,7 +35,7 @@ struct GridSearch {
   bool one_dimension = false;  ///< only cuts that are 1-D
 };
 
-/// Ranks all grids of `search.ranks` ranks: tensor * replicas * stages.
+/// Sorts all grids of `search.ranks` ranks, tensor * replicas * stages, by their estimates.
 [[nodiscard]] GridRanking rank_grids(const GridWork& work, const GridMachine& machine,
                                      const GridSearch& search);
 

@@ -31,7 +31,7 @@ struct Cut;
 struct DataflowGraph;
 struct Placement;
 
-/// Returns whether the block's forward runs again ahead of its backward.
+/// Whether the block's forward runs again ahead of its backward.
 [[nodiscard]] bool is_recomputed(const Workload& workload, const Placement& placement,
                                  std::uint32_t block);
 
@@ -44,7 +44,7 @@ struct Placement;
 /// Returns the nodes that the cut puts off the device, with what crosses the link.
 [[nodiscard]] Cut evaluate_cut(const DataflowGraph& graph, const BlockCut& cut);
 
-/// Returns whether a step has the ops that the cut needs.
+/// Whether a step has the ops that the cut needs.
 [[nodiscard]] bool is_admissible(const Workload& workload, const BlockCut& cut);
 
 /// Returns all cuts of the graph that a step can run, on every tier, from the one that moves least

@@ -37,7 +37,7 @@ class MemorySums {
   void remove(std::uint32_t block, const BlockCut& place);
 
   [[nodiscard]] const PoolSizes& sizes() const { return *sizes_; }
-  /// Returns the size of all blocks' shares of a pool.
+  /// Bytes of all blocks' shares of a pool.
   [[nodiscard]] Bytes share_of(PoolKind pool) const {
     return shares_[static_cast<std::size_t>(pool)];
   }

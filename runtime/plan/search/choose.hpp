@@ -30,7 +30,7 @@ struct PlacementRequest {
   bool commits = true;                      ///< steps are made true on disk; see `Placement`
 };
 
-/// Number of blocks that the request uploads ahead. More slots than blocks would hold nothing.
+/// Number of blocks that the request uploads ahead, at most all: more slots would stay empty.
 [[nodiscard]] inline std::uint32_t prefetch_of(const PlacementRequest& request,
                                                const Workload& workload) {
   return std::min(request.prefetch.value_or(1), static_cast<std::uint32_t>(workload.blocks.size()));

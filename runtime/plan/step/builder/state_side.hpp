@@ -11,7 +11,7 @@ namespace spillway::plan {
 
 class StateSide : public StepPart {
  public:
-  /// `records`: state that lives in memory goes to disk after its update.
+  /// Begins a list. `records`: state that lives in memory goes to disk after its update.
   StateSide(StepDraft& step, Weights& weights, bool records)
       : StepPart(step), weights_(weights), records_(records) {
     restart();
