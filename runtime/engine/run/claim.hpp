@@ -76,11 +76,11 @@ class RunClaim {
   void prepare_state(const std::vector<std::filesystem::path>& nvme);
   /// Writes the files that say whose the store is, once it is open. Sets the configuration's id.
   void record(RunConfig& config);
-  /// Call it once all ranks have recorded: forgets the id by which others knew rank 0 before.
+  /// Forgets the id by which others knew rank 0 before. Call it once all ranks have recorded.
   void all_recorded();
   /// Keeps the files from here on.
   void keep();
-  /// Durably notes that a step is committed, the first time.
+  /// Notes durably, the first time, that a step is committed.
   void note_commit();
   /// Throws `Error{io_error}` if the run directory or its files have been removed or replaced.
   /// Allocates nothing if all is well.

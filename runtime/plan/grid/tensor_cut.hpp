@@ -62,6 +62,7 @@ struct SentElements {
 [[nodiscard]] std::array<Product, 4> layer_products(const DecoderShape& shape, double tokens);
 /// Returns the product of the head, whose vocabulary a 1-D cut divides.
 [[nodiscard]] Product head_product(const DecoderShape& shape, double tokens);
+/// Returns the elements that each rank sends, on average, for all products of a layer.
 [[nodiscard]] SentElements sent_by_layer(const TensorCut& cut, const DecoderShape& shape,
                                          double tokens);
 

@@ -31,6 +31,7 @@ using Timeline = std::vector<std::vector<PassTime>>;
                                    const std::vector<std::vector<Pass>>& passes,
                                    const std::vector<StageSeconds>& seconds, double message);
 
+/// Seconds from the start to the end of the last pass.
 [[nodiscard]] double seconds_of(const Timeline& timeline);
 
 /// Time in which the stages run nothing, over the time in which they run: (stages - 1) / rounds

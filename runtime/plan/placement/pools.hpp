@@ -32,6 +32,7 @@ struct Pool {
 };
 using Pools = std::array<Pool, kPoolCount>;
 
+/// Returns the pools of a placement.
 [[nodiscard]] Pools make_pools(const Workload& workload, const Placement& placement);
 /// Returns the pools with only those buffers that a plan needs: those that its ops name, the
 /// constants, and the place of its losses on the host.
