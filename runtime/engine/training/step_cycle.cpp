@@ -28,7 +28,7 @@ StepCycle::StepCycle(const EngineSetup& setup, const ModelRuntime& model)
   if (engine_.setup().start == Start::resumed) resume();
 }
 
-/// What a commit holds is not all that a pipeline which stays full goes on from.
+/// A commit does not hold all that a pipeline which stays full goes on from.
 void StepCycle::resume() {
   check(
       !workload().stage.stays_full(), ErrorCode::not_supported,
@@ -194,7 +194,7 @@ void StepCycle::finish_commit() {
   if (std::exchange(step.copy, nullptr) != nullptr) close_copy();
 }
 
-/// At first all versions of the weights are one.
+/// At first all versions of the weights are the same.
 void StepCycle::fill() {
   flush(Commits::no);
   for (Lists& lists : lists_) {

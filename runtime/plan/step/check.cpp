@@ -127,7 +127,7 @@ std::string find_race(const StepPlan& plan, std::size_t circumstance) {
   return {};
 }
 
-/// What a step leaves in a buffer for another step to find.
+/// Whether a pool's contents outlive the step, for another step to find.
 bool outlives_steps(PoolKind pool, std::size_t circumstance) {
   switch (pool) {
     case PoolKind::resident_parameters:

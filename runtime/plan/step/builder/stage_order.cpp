@@ -48,7 +48,7 @@ void Builder::staged_training() {
   state_.read_ahead();
 }
 
-/// The passes forward that a step leaves to the one before it.
+/// Writes the passes forward that a step leaves to the one before it.
 void Builder::fill() {
   step_.trains = true;
   run_steps(workload_.stage.fill);
@@ -69,7 +69,7 @@ void Builder::run_steps(const std::vector<StageStep>& steps) {
   SPILLWAY_ASSERT(activations_.all_restored());
 }
 
-/// One round goes through the model, part by part.
+/// Takes one round through the model, part by part.
 void Builder::staged_evaluation() {
   using Kind = StageStep::Kind;
   const Stage& stage = workload_.stage;
