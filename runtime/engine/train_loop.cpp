@@ -293,7 +293,7 @@ void TrainLoop::commit_after_error() {
 }
 
 /// A process that had no step left to do has no trace; that of the steps before it stays. The trace
-/// is for whoever looks at the run's speed: without it the run is no less whole.
+/// only shows the run's speed: without it the run is no less whole.
 void TrainLoop::write_trace() {
   if (step_seconds_.count() == 0 || !ranks_.leads()) return;
   try {

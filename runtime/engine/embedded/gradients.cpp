@@ -179,7 +179,7 @@ void EmbeddedGradients::store(std::uint32_t parameter, Turn turn, std::uint64_t 
                        {sums, bytes.size() / size}, turn == Turn::first);
 }
 
-/// Counts a gradient of the parameter that has come to host memory; the last of its block ends the
+/// Notes that a gradient of the parameter has come to host memory; the last of its block ends the
 /// block's backward.
 void EmbeddedGradients::count(std::uint32_t parameter) {
   const std::uint32_t block = layout_.places[parameter].block;

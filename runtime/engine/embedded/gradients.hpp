@@ -109,7 +109,8 @@ class EmbeddedGradients {
   bool stops_ SPILLWAY_GUARDED_BY(mutex_) = false;
   std::exception_ptr failure_ SPILLWAY_GUARDED_BY(mutex_);
 
-  /// By parameter: the thread's while the parameter has a source, else that of who adds.
+  /// By parameter: used by the thread while the parameter has a source, else by the caller that
+  /// adds.
   std::vector<OnTheWay> on_the_way_;
   std::optional<GradientCopies> copies_;  ///< of the thread
   std::thread thread_;

@@ -1,4 +1,4 @@
-// UpdateBench: an update pass over memory of its own, for whoever wants to know what one takes.
+// UpdateBench: an update pass over memory of its own, to measure what one takes.
 #pragma once
 
 #include <cstddef>

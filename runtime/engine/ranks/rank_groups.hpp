@@ -1,7 +1,7 @@
 // RankGroups: a job's ranks as one of them sees them: its place in their grid, its ends of the
 // groups that it belongs to, and what the ranks tell each other between steps. Made once, when the
-// process has its communicator; whoever works with other ranks is given this object. Control thread
-// only.
+// process has its communicator; code that works with other ranks is given this object. Control
+// thread only.
 #pragma once
 
 #include <algorithm>

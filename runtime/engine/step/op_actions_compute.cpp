@@ -119,7 +119,7 @@ void OpActions::backward(const Op& op) {
   resources_.transformer->backward(arguments);
 }
 
-/// Of another stage's embedding, only what the head uses is here.
+/// Returns the parameters of an embedding; of another stage's, only what the head uses is here.
 offload::DeviceSpan<std::byte> OpActions::tied_parameters(const Op& op, std::uint32_t block) const {
   const OpMemory memory = memory_of(op);
   const plan::Buffer at = memory.read(ValueKind::parameters, block);

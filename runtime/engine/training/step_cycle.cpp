@@ -161,7 +161,7 @@ void StepCycle::copy_now(const nvme_swap::StoreOptions& options) {
     state_io_.copy(*copy_, step.commit);
     close_copy();
   } catch (...) {
-    // Half a copy is nobody's: later plans write nothing there.
+    // Half a copy is of no use: later plans write nothing there.
     step.copy = nullptr;
     copy_.reset();
     throw;

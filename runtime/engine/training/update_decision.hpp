@@ -31,7 +31,7 @@ void decide_update(const config::TrainOptions& options, TrainingState& state, St
 /// none where their sum is not finite. The step is counted as one that updates.
 void decide_early(const config::TrainOptions& options, TrainingState& state, StepResult& result,
                   double own_squares, PendingUpdate& update);
-/// Counts that step as skipped if its norm, once known, is not finite.
+/// Records that step as skipped if its norm, once known, is not finite.
 void judge_late(const config::TrainOptions& options, TrainingState& state, StepResult& result);
 
 }  // namespace spillway::engine

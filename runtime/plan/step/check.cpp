@@ -92,7 +92,7 @@ class Order {
   std::vector<std::array<OpIndex, kLaneCount>> after_;
 };
 
-/// The ops that have used a buffer: its last writer, and who has read since.
+/// The ops that have used a buffer: its last writer, and the readers since.
 struct Users {
   OpIndex writer = kNone;
   std::vector<OpIndex> readers;
