@@ -152,9 +152,9 @@ struct EmbeddedUse {
   Bytes uploaded, downloaded;  ///< parameters to the device and gradients from it, likewise
 };
 
-/// Returns the norm of the gradients of parameters that have so many elements, from their
-/// `leaf_sums`. Trainers that share a model have the bits of one that has it whole, if parameters
-/// are cut at multiples of kLeafParameters.
+/// Returns the norm of gradients from the `leaf_sums` of all parameters; `elements`: of each
+/// parameter. Trainers that share a model have the bits of one that has it whole, if parameters are
+/// cut at multiples of kLeafParameters.
 [[nodiscard]] double norm_of(std::span<const double> leaf_sums,
                              std::span<const std::uint64_t> elements);
 
@@ -179,14 +179,14 @@ class EmbeddedTrainer {
   /// step writes it; the framework may read it in between. With `device_memory` or cuda, a
   /// parameter of no unit is kept on the device; with cuda the address is one of the GPU then.
   [[nodiscard]] std::span<std::byte> values(std::uint32_t parameter);
-  /// Returns whether that is memory of a GPU.
+  /// Whether that is memory of a GPU.
   [[nodiscard]] bool keeps_on_gpu(std::uint32_t parameter) const;
-  /// The framework has written `values`, by `writers` where that takes time: the master follows,
-  /// the moments stay.
+  /// Makes the master follow `values` that the framework has written; the moments stay. `writers`:
+  /// work that may still be writing them.
   void take_values(std::uint32_t parameter, const offload::ForeignWork& writers = {},
                    TakenValues which = TakenValues::all);
-  /// The framework has written `values` of streamed parameters: passes that begin from now on read
-  /// them, and what is uploaded ahead is forgotten. Masters stay until `take_values`.
+  /// Forgets what is uploaded ahead, after the framework has written `values` of streamed
+  /// parameters: passes that begin from now on read them. Masters stay until `take_values`.
   void forget_uploads();
 
   /// Begins a pass of a unit, where parameters are streamed: blocks until they are on the device.
@@ -195,29 +195,29 @@ class EmbeddedTrainer {
   void enter(std::uint32_t unit, EmbeddedPass pass);
   /// Returns where a parameter of an entered unit is on the device, until `leave`.
   [[nodiscard]] std::span<std::byte> device_values(std::uint32_t parameter);
-  /// Return the same of a frozen tensor: [bytes]. The framework may write where it is kept, between
-  /// passes.
+  /// Returns where a frozen tensor is kept, or where it is on the device until `leave`: [bytes].
+  /// The framework may write where it is kept, between passes.
   [[nodiscard]] std::span<std::byte> frozen_values(std::uint32_t frozen);
   [[nodiscard]] std::span<std::byte> device_frozen(std::uint32_t frozen);
-  /// Ends the pass: the memory of its parameters is another unit's once `readers` have ended. A
-  /// pass that has failed is left too: until then calls that end passes, or begin others, throw
+  /// Ends the pass: another unit may take the memory of its parameters once `readers` have ended.
+  /// Leave a pass that has failed, too: until then calls that end passes, or begin others, throw
   /// `Error{invalid_argument}`.
   void leave(std::uint32_t unit, const offload::ForeignWork& readers = {});
 
-  /// Copies a gradient, [elements] of the dtype, or adds it. Blocks for that, and while an update
-  /// still reads the gradient of the step before.
+  /// Copies a gradient, [elements] of the dtype, or adds it to those before. Blocks for that, and
+  /// while an update still reads the gradient of the step before.
   void add_gradient(std::uint32_t parameter, std::span<const std::byte> gradient);
-  /// The same from the device, by a thread of the trainer's own. Blocks while an earlier gradient
-  /// of the parameter is on its way, and for `gradient_memory`; never for what computes the
-  /// gradient.
+  /// Adds a gradient likewise from the device, by a thread of the trainer's own. Blocks while an
+  /// earlier gradient of the parameter is on its way, and for `gradient_memory`; never for what
+  /// computes the gradient.
   void add_device_gradient(std::uint32_t parameter, const DeviceGradient& gradient);
-  /// Returns whether a gradient of the parameter is still read in the memory of the device, which
-  /// must not be used again before. None is after `grad_norm`, `step` or `discard_gradients`.
+  /// Whether a gradient of the parameter is still being read in the memory of the device, which
+  /// must not be used again before. After `grad_norm`, `step` or `discard_gradients`, none is.
   [[nodiscard]] bool reads_gradient(std::uint32_t parameter) const;
   /// Forgets the gradients of this step.
   void discard_gradients();
   /// Forgets those of one parameter. Throws `Error{not_supported}` where its part of the norm may
-  /// have been computed: a step has a number of gradients, and parameters are not streamed.
+  /// have been computed: if a step has a given number of gradients and parameters are not streamed.
   void discard_gradient(std::uint32_t parameter);
   /// Completes the gradients of the step and returns their global norm, the divisor applied. `step`
   /// or `discard_gradients` is next.
@@ -235,7 +235,8 @@ class EmbeddedTrainer {
   void wait();
 
   [[nodiscard]] const cpu_adam::AdamOptions& group(std::uint32_t group) const;
-  /// Takes effect with the next `step`. The optimizer of a group stays what it is.
+  /// Sets the options of a group from the next `step` on. The optimizer of a group stays what it
+  /// is.
   void set_group(std::uint32_t group, const cpu_adam::AdamOptions& options);
   [[nodiscard]] std::uint64_t steps() const;    ///< skipped ones included
   [[nodiscard]] std::uint64_t updates() const;  ///< applied or decided: Adam's t
@@ -244,13 +245,14 @@ class EmbeddedTrainer {
   [[nodiscard]] std::uint64_t updates(std::uint32_t parameter) const;
   void set_updates(std::uint32_t parameter, std::uint64_t updates);
 
-  // State, one parameter at a time; no gradient of the step may be there. They block.
-  /// Fills spans of [elements]; those that are empty are left out.
+  // State, one parameter at a time, while there is no gradient of the step. These block.
+
+  /// Reads the state into spans of [elements]; empty ones are left out.
   void read_state(std::uint32_t parameter, std::span<float> master, std::span<float> m,
                   std::span<float> v);
-  /// Takes a master of [elements], or keeps its own for a span that is empty, and moments of as
-  /// many, or zeros. The values follow a master. Calls for parameters in their order read and write
-  /// each tile of the disk once, at the latest when a step begins.
+  /// Replaces the state by a master and moments of [elements]. An empty master keeps the old one;
+  /// empty moments are zeros. The values follow a master. Calls for parameters in their order read
+  /// and write each tile of the disk once, at the latest when a step begins.
   void write_state(std::uint32_t parameter, std::span<const float> master, std::span<const float> m,
                    std::span<const float> v);
   /// Writes a checkpoint of all state into a folder that does not exist yet; it is whole and
@@ -258,12 +260,12 @@ class EmbeddedTrainer {
   /// where they are, and are not in it.
   void save(const std::filesystem::path& directory);
   /// Takes the state of a checkpoint of the same parameters, groups and formats, on whatever tier.
-  /// Throws `Error{corrupt_data}` for a damaged one, and has changed nothing: all of it is read
-  /// once before.
+  /// Throws `Error{corrupt_data}` for a damaged one, and has then changed nothing: all of it is
+  /// read once before anything is taken.
   void load(const std::filesystem::path& directory);
 
-  /// Ends the trainer, after an update that is decided, but for the memory of `values` and
-  /// `frozen_values`, which lives as long as what this returns. Nothing else may be called then.
+  /// Ends the trainer, after an update that is decided. The memory of `values` and `frozen_values`
+  /// lives as long as the object that this returns. Nothing else may be called then.
   [[nodiscard]] std::shared_ptr<void> end() noexcept;
 
   /// Returns every byte that this object holds, by tier and purpose.

@@ -34,8 +34,9 @@ struct InferenceOptions {
 
 class Inference {
  public:
-  /// Throws `Error{does_not_fit}` where the budgets, or the memory that is left, are too small.
-  /// Parameters are the masters of `source`, rounded to the compute dtype as training rounds them.
+  /// Loads the model: parameters are the masters of `source`, rounded to the compute dtype as
+  /// training rounds them. Throws `Error{does_not_fit}` where the budgets, or the memory that is
+  /// left, are too small.
   Inference(const model::ModelConfig& config, const InferenceOptions& options,
             const model::ParameterSource& source);
   ~Inference();

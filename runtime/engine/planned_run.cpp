@@ -159,7 +159,7 @@ void RunPreparation::take_place() {
   show_places(request.gpu.value_or(""));
 }
 
-/// What the plan tells of all ranks.
+/// Gathers what the plan shows of all ranks.
 void RunPreparation::show_places(const std::string& gpu) {
   ShownPlace mine{.machine = machine_name().data(),
                   .nodes = {},
@@ -292,9 +292,9 @@ void OwnMachine::tune_in_turn(const CalibrationRequest& request, const plan::Pla
   }
 }
 
-/// What a rank does is measured without the others. The first of the ranks that share a disk
-/// measures it alone, and each has its part of that rate; a disk that is slowed down is so for each
-/// rank.
+/// A rank's own rates are measured without the others. The first of the ranks that share a disk
+/// measures it alone, and each takes its part of that rate; a disk slowed by `disk_gbps` has that
+/// rate for each rank.
 plan::MachineProfile OwnMachine::profile(const config::TrainOptions& options,
                                          const plan::Workload& whole, const plan::Budgets& budgets,
                                          const plan::Placement& fitting) {

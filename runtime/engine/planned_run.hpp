@@ -47,9 +47,9 @@ struct PlannedRun {
   Planned plan;                       ///< its options come first, the rest last
 };
 
-/// Whatever refuses the run has refused it when this returns; of the run's own files none is
-/// written yet. `request` and `observer` may go then; `ranks` has joined its groups and outlives
-/// the run.
+/// Plans a run. Whatever can refuse the run has been checked when this returns, and none of the
+/// run's own files is written yet. `request` and `observer` may be destroyed then; `ranks` has
+/// joined its groups and outlives the run.
 [[nodiscard]] std::unique_ptr<PlannedRun> plan_run(const TrainRequest& request, RankGroups& ranks,
                                                    TrainObserver& observer);
 

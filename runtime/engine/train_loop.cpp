@@ -169,7 +169,7 @@ void TrainLoop::check_present() const {
   if (metrics_) metrics_->check_present();
 }
 
-/// What a commit relies on is looked at again when it is durable.
+/// Checks again, once the commit is durable, the files that it relies on.
 void TrainLoop::note_commit() {
   if (trainer_->committed_step() == noted_commit_) return;
   noted_commit_ = trainer_->committed_step();
@@ -222,8 +222,8 @@ void TrainLoop::report(std::span<const StepResult> results) {
   if (!results.empty()) uses_.clear();
 }
 
-/// The stages of a pipeline that need not meet after each step do so before anything else that they
-/// do together.
+/// Stages of a pipeline that need not meet after each step meet before anything else that they do
+/// together.
 void TrainLoop::train_step() {
   // Looks at the disk, which may fail: after the step, its line would be lost.
   const bool saves = checkpoints_->due(trainer_->state().step + 1);
@@ -293,7 +293,7 @@ void TrainLoop::commit_after_error() {
 }
 
 /// A process that had no step left to do has no trace; that of the steps before it stays. The trace
-/// is for whoever looks at the run's speed: without it the run is no less whole.
+/// only shows the run's speed: without it the run is no less whole.
 void TrainLoop::write_trace() {
   if (step_seconds_.count() == 0 || !ranks_.leads()) return;
   try {

@@ -9,9 +9,9 @@
 
 namespace spillway::engine {
 
-/// Trains until the last step or until `*interrupt` becomes non-zero, of any rank, then commits.
+/// Trains until the last step, or until `*interrupt` becomes non-zero on any rank, then commits.
 /// Throws `spillway::Error`; the run then holds its last commit, and the other ranks end with an
-/// error that names this one and says why.
+/// error that names this one and the reason.
 [[nodiscard]] TrainReport train(const TrainRequest& request, TrainObserver& observer,
                                 const std::atomic<int>& interrupt);
 

@@ -26,8 +26,8 @@ enum class PoolKind : std::uint8_t {
   frozen_slots,           ///< each holds what is frozen of a streamed block
   resident_frozen,        ///< one: what is frozen and stays there
   device_state,           ///< by tile
-  accumulators,           ///< fp32 sums over micro-batches: the first is as large as any block, the
-                          ///< others as blocks beside it; the last is of the vectors of tiles
+  accumulators,           ///< fp32 sums over micro-batches. Slot 0 holds any block; the others are
+                          ///< smaller (`narrow_slots`); one more belongs to the vectors of tiles
   rounded_gradients,      ///< as `accumulators`, in the compute dtype
   gradient_shards,        ///< each holds this rank's part of a block's gradient, or of all ranks'
   tied_parameters,        ///< one: what a tied head has of an embedding on another stage
@@ -67,7 +67,7 @@ enum class PoolKind : std::uint8_t {
   secondary_parameters,   ///< by block: this rank's part of what its node has gathered
   host_state,             ///< by tile
   state_staging,          ///< each holds a tile's slot
-  checksums,              ///< by tile: of what its next write to disk writes; a few bytes
+  checksums,              ///< by tile: of its next write to disk; 0 bytes, it only orders ops
   host_tokens,            ///< by round and micro-batch
   host_sums,              ///< by tile: as `device_leaves`; the last holds all losses
   gathered_sums,          ///< by rank: its `host_sums`
@@ -111,10 +111,12 @@ enum class ValueKind : std::uint8_t {
   frozen,               ///< of a block: parameters that nothing updates, in any dtype
   state,                ///< of a tile; part 0: before the step's update, 1: after it
   checksum,             ///< of a tile's state after the update
-  gradient_sum,         ///< of a block and a round, fp32; the parts are micro-batches
+  gradient_sum,         ///< of a block and a round, fp32; a part for each addition: micro-batches,
+                        ///< then those of norms and the sum over a tensor group
   tied_gradient_sum,    ///< of a block and a round: what a tied head adds to its gradient's sum
   gradient,             ///< of a block and a round, in the compute dtype
-  total_gradient,       ///< of a block, of rounds up to one; kLastStep: of the step before
+  total_gradient,       ///< a block's gradients summed over rounds 0 to `round`; kLastStep: the
+                        ///< previous step's whole gradient
   norm_leaves,          ///< of a tile
   activation,           ///< of a layer: its output; the parts are its tiles
   activation_gradient,  ///< of a layer: of its output
@@ -139,10 +141,11 @@ inline constexpr std::uint32_t kSecondary = 2;
 inline constexpr std::uint32_t kStale = 3;  ///< and more: of older parameters
 
 /// What a buffer holds. `of` is a block, tile or layer, as the kind says; of several buffers in a
-/// row that hold values of tiles, the first tile. What is made in parts names the last part in it.
-/// Parameters and gradients are those of the whole block, or, with `kShard` as their part, what
-/// this rank has of them; with `kSecondary`, its part of a node's copy. With `kStale`, parameters
-/// are those before the pending update, and with each number above it those of one update earlier.
+/// row that hold values of tiles, the first tile. For a value made in parts, `part` is the last one
+/// present. Parameters and gradients are those of the whole block, or, with `kShard` as their part,
+/// what this rank has of them; with `kSecondary`, its part of a node's copy. With `kStale`,
+/// parameters are those before the pending update, and with each number above it those of one
+/// update earlier.
 struct Value {
   ValueKind kind = ValueKind::scratch;
   std::uint32_t of = 0;

@@ -1,5 +1,5 @@
 // What the machine can do, measured once: the simulator's and the planner's view of the hardware.
-// Plain data; whoever measures it or reads it from a file fills it.
+// Plain data, filled by a measurement or from a file.
 #pragma once
 
 #include "runtime/base/units.hpp"

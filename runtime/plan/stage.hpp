@@ -51,12 +51,13 @@ struct Stage {
   /// What the stage does ahead of a step that finds the pipeline empty, where it stays full between
   /// steps.
   std::vector<StageEntry> fill;
-  /// Age of the weights that the passes of each round use, where the pipeline stays full: how many
-  /// they lack of the updates up to the one that a step's list begins with. Rounds of later steps
-  /// that have begun follow those of this one. Empty where the pipeline does not stay full.
+  /// By round: number of updates, counted up to the one this list begins with, that the round's
+  /// weights do not have yet. Rounds of later steps that this one begins follow its own. Empty
+  /// where the pipeline does not stay full.
   std::vector<std::uint32_t> ages;
   std::uint32_t versions = 0;  ///< of its weights that it keeps beside the newest
-  /// Number of lists of a step, which take turns: the places of rounds and of versions move on.
+  /// Number of lists that consecutive steps use in rotation, because the places of rounds and
+  /// weight versions shift from step to step.
   std::uint32_t phases = 1;
   std::uint32_t phase = 0;
   /// Place of each round among those in flight, where it is the same in every step of a pipeline
@@ -67,21 +68,21 @@ struct Stage {
   std::uint32_t tied_in_flight = 1;  ///< rounds of which it keeps what a tied head adds
   /// Most passes whose boundaries wait, to be read or to be sent, beside those of the running pass.
   std::uint32_t waiting = 0;
-  /// Time of a step over that of this stage's passes, were each as long as its FLOPs say.
+  /// Ratio of step time to this stage's busy time, with passes as long as their FLOPs.
   double stretch = 1;
 
-  /// Returns whether the pipeline stays full between steps. Passes may then use weights from before
-  /// the last updates, of which the stage has a stash.
+  /// Whether the pipeline stays full between steps. Passes may then use weights from before the
+  /// last updates, of which the stage has a stash.
   [[nodiscard]] bool stays_full() const { return !ages.empty(); }
   /// Returns the place in the stash of the weights that a round uses, where they are not the
   /// newest.
   [[nodiscard]] std::uint32_t version_of(std::uint32_t round) const {
     return (phase + round) % versions;
   }
-  /// Place of the weights that the pending update is about to change.
+  /// Returns the place in the stash of the weights that the pending update is about to change.
   [[nodiscard]] std::uint32_t last_version() const { return (phase + versions - 1) % versions; }
-  /// Place of what is kept of a round among the rounds in flight. Rounds of the next step count on
-  /// from those of this one.
+  /// Returns the place of what is kept of a round among the rounds in flight. Rounds of the next
+  /// step count on from those of this one.
   [[nodiscard]] std::uint32_t place_of(std::uint32_t round) const {
     return places.empty() ? (phase + round) % in_flight : places[round % places.size()];
   }

@@ -46,7 +46,7 @@ enum class OpKind : std::uint8_t {
   receive,
 };
 
-/// The last is of passes that another framework runs: whoever calls us says when each is over.
+/// `external` has the passes that another framework runs: its calls say when each is over.
 enum class Lane : std::uint8_t { gpu, h2d, d2h, cpu, net, nvme_read, nvme_write, external };
 inline constexpr std::size_t kLaneCount = 8;
 inline constexpr std::size_t kMachineLanes = 7;  ///< that this program uses itself
@@ -84,7 +84,7 @@ struct Op {
   RankGroup group = RankGroup::replicas;  ///< of a collective or a message
   std::uint32_t peer = 0;                 ///< the stage with which a send or a receive is
   std::uint32_t block = 0;
-  std::uint32_t tile = 0;  ///< of the model, for tile ops
+  std::uint32_t tile = 0;  ///< of this rank's (`make_tiles`), for tile ops
   std::uint32_t round = 0;
   std::uint32_t micro_batch = 0;  ///< within the round
   /// For a copy of state from the disk: whether the step before leaves the tile in the slot. The
@@ -110,18 +110,19 @@ struct Tile {
 /// one is pending and staging is as the step before left it, none is pending.
 using Circumstances = std::uint8_t;
 inline constexpr std::size_t kCircumstances = 3;
-/// Circumstances in which the op is not skipped.
+/// Returns the circumstances in which the op is not skipped.
 [[nodiscard]] constexpr Circumstances performed_in(const Op& op) {
   const Circumstances held = op.held ? 0b101 : 0b111;
   return op.if_pending ? held & 0b011 : held;
 }
-/// Returns whether ops of the lane run one after the other in list order; disk operations and the
-/// passes of others do not.
+/// Whether ops of the lane run one after the other in list order; disk operations and the passes of
+/// another framework do not.
 [[nodiscard]] constexpr bool is_serial(Lane lane) { return lane < Lane::nvme_read; }
 inline constexpr std::size_t kSerialLanes = 5;
 
 struct StepPlan {
-  /// Number of rounds whose activations and boundaries the list before has left.
+  /// Number of rounds of which this list may find something: those in flight, and one more, of
+  /// which only a forward's input is there. 0 unless the pipeline stays full.
   std::uint32_t rounds_found = 0;
   std::vector<Op> ops;
   std::vector<Access> accesses;
@@ -136,17 +137,17 @@ struct StepPlan {
   }
 };
 
-/// Returns whether the op is a copy of that sort.
+/// Whether the op is a copy of that sort.
 [[nodiscard]] constexpr bool is_copy(const Op& op, const Copy& copied) {
   return op.kind == OpKind::copy && op.copied == copied;
 }
 /// Returns the name of an op's kind, or of what it copies where.
 std::string_view name_of(const Op& op);
-/// Returns the bytes that copies of one sort move in one run of the plan, of many in a row.
+/// Bytes that copies of one sort move in one run of the plan, of many in a row.
 [[nodiscard]] Bytes bytes_moved(const StepPlan& plan, const Copy& copied);
 /// Returns the wanted ops of a plan and the dependencies among them.
 [[nodiscard]] StepPlan only(const StepPlan& plan, const std::function<bool(const Op&)>& wanted);
-/// Returns whether the op is one of FWD-BWD.
+/// Whether the op is one of FWD-BWD.
 [[nodiscard]] constexpr bool is_model_op(const Op& op) {
   return op.kind == OpKind::forward || op.kind == OpKind::backward || op.kind == OpKind::loss;
 }

@@ -81,7 +81,7 @@ struct Workload {
 
   // Layers and their blocks
 
-  /// The block itself where there are no tiles.
+  /// Returns the block's layer: the block itself where there are no tiles.
   [[nodiscard]] std::uint32_t layer_of(std::uint32_t block) const {
     return tiled ? blocks[block].layer : block;
   }
@@ -91,9 +91,9 @@ struct Workload {
     return last + (head_is_embedding() ? 2 : 1);
   }
   [[nodiscard]] std::uint32_t head_layer() const { return layers() - 1; }
-  /// Returns whether the head has no blocks of its own.
+  /// Whether the head has no blocks of its own.
   [[nodiscard]] bool head_is_embedding() const { return tiled && tied_head; }
-  /// First of all blocks of a layer; of `layers()`: the number of blocks.
+  /// Returns the first block of a layer; of `layers()`, the number of blocks.
   [[nodiscard]] std::uint32_t first_block(std::uint32_t layer) const {
     if (!tiled) return layer;
     const auto first = blocks.begin() + 1;
@@ -111,15 +111,15 @@ struct Workload {
   }
   /// Returns the blocks whose parameters a tied head uses as well, each in its loss.
   [[nodiscard]] BlockRange tied_blocks() const { return tied_head ? blocks_of(0) : BlockRange{}; }
-  /// Elements that a tied head uses of one of `tied_blocks`, from its start.
+  /// Number of elements that a tied head uses of one of `tied_blocks`, from its start.
   [[nodiscard]] ElementCount tied_elements_of(std::uint32_t block) const {
     return tiled ? blocks[block].parameters : tied_elements;
   }
 
   // FLOPs of the loss
 
-  /// How often a step's passes make the logits of a micro-batch: before the gradient, what is known
-  /// of all logits has to come together from tiles or ranks.
+  /// Number of times that a step makes the logits of a micro-batch. In tiles or on a tensor group
+  /// it is two: the gradient needs sums over all logits first.
   [[nodiscard]] std::uint32_t logit_passes() const { return tiled || sums_passes() ? 2 : 1; }
   /// FLOPs of the loss on one of `loss_blocks`.
   [[nodiscard]] double loss_flops(std::uint32_t block) const {
@@ -138,26 +138,26 @@ struct Workload {
 
   // This rank's stage
 
-  /// Returns whether this rank runs the layer.
+  /// Whether this rank runs the layer.
   [[nodiscard]] bool runs(std::uint32_t layer) const {
     return stage.chunks.empty() || std::ranges::any_of(stage.chunks, [&](const BlockRange& c) {
              return c.contains(layer);
            });
   }
-  /// Returns whether this rank makes the layer's output or reads it.
+  /// Whether this rank makes the layer's output or reads it.
   [[nodiscard]] bool has_output(std::uint32_t layer) const {
     return runs(layer) || runs(layer + 1);
   }
-  /// Returns whether the layer's output waits for a backward on this rank. What only the head or
-  /// another stage reads does not.
+  /// Whether the layer's output waits for a backward on this rank. What only the head or another
+  /// stage reads does not.
   [[nodiscard]] bool output_waits(std::uint32_t layer) const {
     return layer + 1 < head_layer() && runs(layer + 1);
   }
-  /// Returns whether this rank's head uses an embedding that another stage has.
+  /// Whether this rank's head uses an embedding that another stage has.
   [[nodiscard]] bool borrows_embedding() const {
     return tied_head && runs(head_layer()) && !runs(0);
   }
-  /// Returns whether another stage's head uses this rank's embedding.
+  /// Whether another stage's head uses this rank's embedding.
   [[nodiscard]] bool lends_embedding() const { return tied_head && runs(0) && !runs(head_layer()); }
   /// Number of micro-batches whose activations are kept at once.
   [[nodiscard]] std::uint32_t micro_batches_in_flight() const {
@@ -166,11 +166,11 @@ struct Workload {
 
   // Its tensor group
 
-  /// Returns whether what passes make is added up over a tensor group.
+  /// Whether what passes make is added up over a tensor group.
   [[nodiscard]] bool sums_passes() const { return tensor.count > 1; }
   /// Whether a rank has only its own tokens of what lies between blocks.
   [[nodiscard]] bool shares_tokens() const { return sums_passes() && tensor.sequence; }
-  /// Returns whether gradients of a block's last parameters add up over a tensor group.
+  /// Whether gradients of a block's last parameters add up over a tensor group.
   [[nodiscard]] bool sums_shared(std::uint32_t block) const {
     return sums_passes() && blocks[block].partial_first < blocks[block].parameters;
   }
@@ -181,7 +181,7 @@ struct Workload {
   [[nodiscard]] std::uint32_t shards() const {
     return ranks.sharding == Sharding::none ? 1 : ranks.count;
   }
-  /// Parameters in this rank's part of a block.
+  /// Number of parameters in this rank's part of a block.
   [[nodiscard]] ElementCount shard_elements(std::uint32_t block) const {
     return ElementCount{blocks[block].padded_parameters.value() / shards()};
   }
@@ -189,25 +189,25 @@ struct Workload {
   [[nodiscard]] ElementCount shard_start(std::uint32_t block) const {
     return ElementCount{shards() == 1 ? 0 : shard_elements(block).value() * ranks.rank};
   }
-  /// Returns whether a pass has to gather the parameters of its block.
+  /// Whether a pass has to gather the parameters of its block.
   [[nodiscard]] bool gathers() const {
     return ranks.count > 1 && ranks.sharding == Sharding::parameters;
   }
-  /// Returns whether ranks of a node keep what they have gathered of a block: it is visited again.
+  /// Whether ranks of a node keep what they have gathered of a block, because it is visited again.
   [[nodiscard]] bool keeps_secondary(std::uint32_t block) const {
     return gathers() && ranks.secondary > 1 && visits(block) > 1;
   }
-  /// Parameters in this rank's part of a node's copy of a block.
+  /// Number of parameters in this rank's part of a node's copy of a block.
   [[nodiscard]] ElementCount secondary_elements(std::uint32_t block) const {
     return ElementCount{blocks[block].padded_parameters.value() / ranks.secondary};
   }
-  /// How often a step's passes read the parameters of a block.
+  /// Number of times that a step's passes read the parameters of a block.
   [[nodiscard]] std::uint32_t visits(std::uint32_t block) const {
     const bool both_passes = block > 0 && block != head_layer();
     const bool also_in_head = block == 0 && tied_head;
     return rounds * (both_passes || also_in_head ? 2 : 1);
   }
-  /// Returns whether ranks hold all parameters and update a part of them.
+  /// Whether ranks hold all parameters and update a part of them.
   [[nodiscard]] bool shares_updates() const {
     return ranks.count > 1 && ranks.sharding == Sharding::state;
   }
@@ -218,7 +218,7 @@ struct Workload {
   [[nodiscard]] std::uint32_t gradients_of_round() const {
     return ranks.sums == SumOrder::fixed ? ranks.count : 1;
   }
-  /// Returns whether a gradient waits as a sum of several.
+  /// Whether a gradient waits as a sum of several.
   [[nodiscard]] bool sums_gradients() const { return rounds * gradients_of_round() > 1; }
 };
 

@@ -35,26 +35,28 @@ struct ProductSources {
   const model::cuda::GemmChoices& measured;  ///< on this machine
 };
 
-/// A resumed run keeps its own algorithms. A new run takes those measured here, but prefers those
-/// of the run that it goes on from. The library's first proposal serves the rest.
+/// Returns the algorithms of a run's matrix products. A resumed run keeps its own. A new run takes
+/// those measured here, but prefers those of the run that it goes on from. The library's first
+/// proposal serves the rest.
 [[nodiscard]] model::cuda::GemmChoices choose_products(const ProductSources& sources);
 
 /// Returns the algorithms that a record names.
 [[nodiscard]] model::cuda::GemmChoices products_of(const DeviceRecord& record);
 
 /// Makes operators that are ready to run, with the algorithms of `products` where they are of this
-/// GPU and library; `score_gradients` is what CudaMath has. Throws `Error{not_supported}` that says
-/// why the device cannot.
+/// GPU and library. `score_gradients`: as CudaMath takes it. Throws `Error{not_supported}`, with
+/// the reason, if the device is not usable.
 [[nodiscard]] std::unique_ptr<model::Ops> make_ops(
     const config::TrainOptions& options, model::cuda::GemmChoices products = {},
     Bytes score_gradients = model::cuda::kScoreGradients);
 /// Records what `ops` has planned so far.
 [[nodiscard]] DeviceRecord record_of(const config::TrainOptions& options, const model::Ops& ops);
-/// Makes operators to plan with, which a machine without the device has too.
+/// Makes operators to plan with, also on a machine without the device.
 [[nodiscard]] std::unique_ptr<model::Ops> make_sizing_ops(
     const config::TrainOptions& options, Bytes score_gradients = model::cuda::kScoreGradients);
 
-/// `wake` is notified by what completes on the host backend; it may be null.
+/// Makes the backend of the options' device. On the host, all that completes notifies `wake`, which
+/// may be null.
 [[nodiscard]] std::unique_ptr<offload::DeviceBackend> make_backend(
     const config::TrainOptions& options, const plan::Budgets& budgets, WakeSignal* wake);
 [[nodiscard]] std::unique_ptr<DeviceMath> make_device_math(const config::TrainOptions& options,
@@ -65,7 +67,7 @@ struct ProductSources {
 
 /// Returns whether the memory of a GPU is the host's, as in a system on a chip.
 [[nodiscard]] bool shares_host_memory(int index);
-/// What a run may take of the memory of a device that has memory of its own.
+/// Bytes that a run may take of a device that has memory of its own.
 [[nodiscard]] Bytes free_device_memory(int index = 0);
 
 }  // namespace spillway::engine

@@ -31,7 +31,7 @@ struct UpdateTypes {
   DType parameter = DType::fp32;
 };
 
-/// Has one method per op; each runs inside `Stream::submit`.
+/// One method for each op, called inside `Stream::submit`.
 class DeviceMath {
  public:
   virtual ~DeviceMath() = default;
@@ -43,9 +43,9 @@ class DeviceMath {
                       const cpu_adam::UpdateRange& range) = 0;
 };
 
-/// Makes one for the host backend, whose device memory the CPU can reach.
+/// Makes the arithmetic of the host backend, whose device memory the CPU can reach.
 [[nodiscard]] std::unique_ptr<DeviceMath> make_host_device_math(cpu_adam::Isa isa);
-/// Makes one for memory of a CUDA device: its kernels run on `compute`, a stream of that backend
+/// Makes that of a CUDA device's memory: its kernels run on `compute`, a stream of that backend
 /// which outlives this, whichever task starts them. The bits are those of the host, NaN payloads
 /// and signs aside. Throws `Error{invalid_argument}` for a stream of another backend.
 [[nodiscard]] std::unique_ptr<DeviceMath> make_cuda_device_math(offload::Stream& compute);

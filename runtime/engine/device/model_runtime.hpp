@@ -19,8 +19,7 @@ struct ModelRuntime {
 };
 
 /// Returns a model that is ready to run and to be planned. Throws `Error{not_supported}` where the
-/// options' device is not usable here. The other arguments are those of
-/// `make_ops`.
+/// options' device is not usable here. The other arguments are those of `make_ops`.
 [[nodiscard]] ModelRuntime make_model_runtime(const model::ModelConfig& config,
                                               const config::TrainOptions& options,
                                               model::cuda::GemmChoices products = {},

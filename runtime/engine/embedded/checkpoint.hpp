@@ -16,8 +16,8 @@ namespace spillway::engine {
 /// A folder that is removed with what it holds unless it is completed.
 class NewCheckpoint {
  public:
-  /// `description`: its parameters.json. Throws `Error{invalid_argument}` if there is something at
-  /// `directory`.
+  /// Makes the folder. `description`: the text of its parameters.json. Throws
+  /// `Error{invalid_argument}` if there is something at `directory`.
   NewCheckpoint(std::filesystem::path directory, std::string description);
   ~NewCheckpoint();
   NewCheckpoint(const NewCheckpoint&) = delete;
@@ -32,15 +32,15 @@ class NewCheckpoint {
   bool complete_ = false;
 };
 
-/// Returns what parameters.json in `directory` is to say of parameters, of which each was updated
-/// so often. Throws `Error{invalid_argument}` if it is more than can be read again.
+/// Returns the text of parameters.json in `directory`; `updates`: how often each parameter was
+/// updated. Throws `Error{invalid_argument}` if it is more than can be read again.
 [[nodiscard]] std::string describe_checkpoint(const std::filesystem::path& directory,
                                               const EmbeddedOptions& options,
                                               std::span<const std::string> names,
                                               const EmbeddedLayout& layout,
                                               std::span<const std::uint64_t> updates);
 
-/// Returns how often each parameter was updated; empty where the state says it for all of them.
+/// Returns how often each parameter was updated; empty where the state has one number for all.
 /// Throws `Error{invalid_argument}` that names the first difference unless `directory` has a
 /// checkpoint of these parameters, `Error{corrupt_data}` if it is damaged.
 [[nodiscard]] std::vector<std::uint64_t> check_checkpoint(const std::filesystem::path& directory,

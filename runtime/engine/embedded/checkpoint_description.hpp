@@ -33,8 +33,8 @@ struct CheckpointDescription {
 /// be read again.
 [[nodiscard]] std::string to_text(const std::filesystem::path& path,
                                   const CheckpointDescription& description);
-/// Reads that file. Throws as `read_sealed_text`, and `Error{corrupt_data}` for what is no
-/// description.
+/// Reads the file at `path`. Throws as `read_sealed_text`, and `Error{corrupt_data}` for a text
+/// that is no description.
 [[nodiscard]] CheckpointDescription read_description(const std::filesystem::path& path);
 
 }  // namespace spillway::engine

@@ -30,7 +30,7 @@ enum class EmbeddedPlan : std::uint8_t { step, backward, norms, update };
 
 class EmbeddedCycle final : public StepCycle {
  public:
-  /// `options`: resolved. `layout` outlives this object.
+  /// Allocates everything. `options`: resolved. `layout` and `passes` outlive this object.
   EmbeddedCycle(const EmbeddedOptions& options, const EmbeddedLayout& layout,
                 ForeignPasses& passes);
 
@@ -44,12 +44,12 @@ class EmbeddedCycle final : public StepCycle {
   }
 
   /// Decides the update of a step whose gradients have this norm, the divisor applied: clipped, or
-  /// none where the norm of what would be used is none of fp32. Returns whether there is one.
+  /// none if the norm after clipping is not finite in fp32. Returns whether there is one.
   /// `skipped`: by parameter, whether it keeps its value and its state; empty: none does.
   bool decide(std::span<const cpu_adam::AdamOptions> groups, double norm, const EmbeddedStep& step,
               const std::vector<bool>& skipped);
 
-  /// Returns whether an update is decided that no plan has applied.
+  /// Whether an update is decided that no plan has applied.
   [[nodiscard]] bool has_pending() const { return pending_.pending; }
 
   /// Returns where the parameter lies on the host, and where its gradient waits.
@@ -59,22 +59,23 @@ class EmbeddedCycle final : public StepCycle {
   }
   /// Returns where a parameter that stays on the device lies there.
   [[nodiscard]] offload::DeviceSpan<std::byte> resident_values(const EmbeddedPlace& place);
-  /// Orders copies to the device, or from it, behind the framework's work. Also while a plan runs.
+  /// Orders copies to the device, or from it, behind the framework's work. A plan may be running.
   void order_uploads(const offload::ForeignWork& work) { order(*engine().streams().upload, work); }
   void order_downloads(const offload::ForeignWork& work) {
     order(*engine().streams().download, work);
   }
-  /// Brings to the host what the framework has written there.
+  /// Downloads a resident parameter that the framework has written.
   void download_resident(const EmbeddedPlace& place);
   /// Returns where a frozen tensor is kept: on the host, or on the device if it is of no unit.
   [[nodiscard]] std::span<std::byte> frozen(const FrozenPlace& place);
   void write_frozen(const FrozenPlace& place, std::span<const std::byte> values);
   [[nodiscard]] std::span<std::byte> gradient(const EmbeddedPlace& place);
-  /// Leaves zeros in the gradients behind a parameter's own, up to the next leaf: nothing else
-  /// writes them, and norms read them.
+  /// Writes zeros behind a parameter's gradient, up to the next leaf: nothing else writes there,
+  /// and norms read it.
   void clear_padding(const EmbeddedPlace& place);
 
-  /// As EmbeddedTrainer describes these.
+  // As EmbeddedTrainer describes these
+
   void read_state(const EmbeddedPlace& place, const cpu_adam::WideState& wide);
   void write_state(const EmbeddedPlace& place, const cpu_adam::ConstWideState& wide);
   void take_values(const EmbeddedPlace& place, TakenValues which);
@@ -82,7 +83,7 @@ class EmbeddedCycle final : public StepCycle {
   [[nodiscard]] const std::vector<std::uint64_t>& updates() const { return updates_; }
   /// Sets how often a parameter was updated.
   void set_updates(std::uint32_t parameter, std::uint64_t updates);
-  /// Gives away the memory of all values. Nothing runs any more, and this object ends next.
+  /// Gives away the memory of all values. Nothing runs any more; only the destructor may follow.
   [[nodiscard]] std::shared_ptr<ParameterMemory> take_memory() noexcept;
   void save(const std::filesystem::path& directory);
   /// Returns the state of a checkpoint, all of which was read once.
@@ -90,11 +91,11 @@ class EmbeddedCycle final : public StepCycle {
   void load(const SavedState& saved);
 
   [[nodiscard]] std::vector<plan::MemoryItem> memory() const;
-  /// Any thread, also while a plan runs, which then is not in it.
+  /// Returns what the last step used; a plan under way is not in it. Any thread.
   [[nodiscard]] EmbeddedUse use() const;
-  /// Records a copy of a gradient from the device that is over just now. Any thread, likewise.
+  /// Records a copy of a gradient from the device that has just ended. Any thread.
   void note_download(std::uint32_t block, Bytes bytes, std::chrono::nanoseconds duration);
-  /// Likewise. Throws `Error{invalid_argument}` unless the options ask for a trace.
+  /// Writes the trace. Any thread. Throws `Error{invalid_argument}` unless the options ask for one.
   void write_trace(const std::filesystem::path& path) const;
   [[nodiscard]] WakeSignal& wake() { return engine().wake(); }
   /// Returns what the framework and this object share of a GPU; null on the host.
@@ -104,7 +105,7 @@ class EmbeddedCycle final : public StepCycle {
   void make_update(std::span<const cpu_adam::AdamOptions> groups, double scale,
                    const std::vector<std::uint64_t>& updates, const std::vector<bool>& skipped,
                    PendingUpdate& update) const;
-  /// Records what a plan that is over has used.
+  /// Records what a finished plan has used.
   void note(EmbeddedPlan plan);
   /// The part of a tile that belongs to one parameter.
   struct Part {
@@ -118,7 +119,7 @@ class EmbeddedCycle final : public StepCycle {
   void visit_parts(const EmbeddedPlace& place, const Visit& visit);
   /// Returns where the state of a part lies in its tile.
   [[nodiscard]] cpu_adam::StateLayout layout_of(const Part& part) const;
-  /// Returns its values on the host.
+  /// Returns the values of a part on the host.
   [[nodiscard]] std::byte* parameters_of(const Part& part);
   /// Returns the staging buffer of state calls, as a slot of the tile.
   [[nodiscard]] std::span<std::byte> staging_of(std::uint32_t tile);
@@ -127,11 +128,11 @@ class EmbeddedCycle final : public StepCycle {
   /// Returns the state of the part's tile in memory. What lies on disk is staged, where the next
   /// parameter of that tile finds it.
   [[nodiscard]] std::byte* state_of(const Part& part, Content content);
-  /// Writes the staged tile to the disk if it is new there; then the staging buffer is anybody's.
+  /// Writes the staged tile to the disk if it is new there, and frees the staging buffer.
   void unstage();
   void read_part(const Part& part, const cpu_adam::WideState& wide);
   void write_part(const Part& part, const cpu_adam::ConstWideState& wide);
-  /// Returns whether a master has changed.
+  /// Makes masters follow values, and returns whether one has changed.
   [[nodiscard]] bool take_part(const Part& part, TakenValues which);
   void upload_resident(const EmbeddedPlace& place);
   void order(offload::Stream& stream, const offload::ForeignWork& work);

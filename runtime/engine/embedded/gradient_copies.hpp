@@ -19,8 +19,8 @@ namespace spillway::engine {
 /// that are alone in their step land where they wait for the update.
 [[nodiscard]] Bytes landing_bytes(const EmbeddedOptions& options, const EmbeddedLayout& layout);
 
-/// Returns how many copies the gradients of a step take; where it may have any number of them, how
-/// many one of each parameter takes.
+/// Number of copies that the gradients of a step take; where a step may have any number of them,
+/// for one gradient of each parameter.
 [[nodiscard]] std::size_t copies_of_step(const EmbeddedOptions& options,
                                          const EmbeddedLayout& layout);
 
@@ -35,16 +35,17 @@ struct GradientCopy {
 
 class GradientCopies {
  public:
-  /// `landing`: as `landing_bytes` says. `backend`, which is shared with others, outlives this.
+  /// Allocates the memory in which copies land; `landing`: its size, from `landing_bytes`.
+  /// `backend`, which is shared with others, outlives this.
   GradientCopies(offload::DeviceBackend& backend, Bytes landing);
 
   [[nodiscard]] bool has_room() const { return begun_ - landed_ < kInFlight; }
   [[nodiscard]] bool empty() const { return begun_ == landed_; }
   /// Returns where the next copy lands, unless that is where the gradient waits for the update.
   [[nodiscard]] std::span<std::byte> landing() const;
-  /// Later copies begin once what `event` was recorded behind is over.
+  /// Makes later copies wait for the work behind which `event` was recorded.
   void order_behind(offload::Event& event) { stream_->wait(event); }
-  /// There is room. `source` has the bytes of the copy's target.
+  /// Begins a copy; there must be room. `source` is as long as the copy's target.
   void begin(const GradientCopy& copy, offload::DeviceSpan<const std::byte> source);
   /// Returns the oldest copy if it is over, and forgets it; its landing is free with the next call
   /// of `begin`. Throws what it, or what it was ordered behind, has failed with.

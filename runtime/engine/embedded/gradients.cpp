@@ -179,7 +179,8 @@ void EmbeddedGradients::store(std::uint32_t parameter, Turn turn, std::uint64_t 
                        {sums, bytes.size() / size}, turn == Turn::first);
 }
 
-/// A gradient of the parameter is in host memory, and perhaps with it the last of its block.
+/// Notes that a gradient of the parameter has come to host memory; the last of its block ends the
+/// block's backward.
 void EmbeddedGradients::count(std::uint32_t parameter) {
   const std::uint32_t block = layout_.places[parameter].block;
   const Lock lock(mutex_);

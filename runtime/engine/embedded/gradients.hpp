@@ -19,7 +19,7 @@
 
 namespace spillway::engine {
 
-/// What gradients are taken for; all outlive those who use it.
+/// What uses the gradients; all outlive EmbeddedGradients.
 struct GradientUsers {
   EmbeddedCycle& cycle;
   PassGate& gate;
@@ -29,10 +29,10 @@ struct GradientUsers {
 /// `add` and `reads` may be called as EmbeddedTrainer says; the rest while no thread adds.
 class EmbeddedGradients {
  public:
-  /// All outlive this object.
+  /// Keeps references to all arguments, which outlive this object.
   EmbeddedGradients(const EmbeddedOptions& options, const EmbeddedLayout& layout,
                     const std::vector<std::string>& names, const GradientUsers& users);
-  /// What is on its way is given up.
+  /// Gives up the gradients on their way.
   ~EmbeddedGradients();
   EmbeddedGradients(const EmbeddedGradients&) = delete;
   EmbeddedGradients& operator=(const EmbeddedGradients&) = delete;
@@ -43,18 +43,18 @@ class EmbeddedGradients {
   [[nodiscard]] bool reads(std::uint32_t parameter) const;
 
   [[nodiscard]] bool any() const;
-  /// Returns by parameter whether its gradient is missing and it keeps its value for that; empty
-  /// where none does.
+  /// Returns, by parameter, whether it keeps its value because its gradient is missing; empty if
+  /// none does.
   [[nodiscard]] std::vector<bool> skipped() const;
   /// Throws `Error{invalid_argument}` that names a parameter whose gradient is missing, if the
   /// options refuse that.
   void check_complete() const;
-  /// Returns once all that were added are in host memory.
+  /// Blocks until all gradients that were added are in host memory.
   void land();
-  /// Leaves zeros where no gradient came. The plan of the step runs, or is over.
+  /// Writes zeros where no gradient came, while the plan of the step runs or once it is over.
   void fill_missing();
   void forget();
-  /// As EmbeddedTrainer::discard_gradient.
+  /// Forgets the gradients of a parameter, as EmbeddedTrainer::discard_gradient.
   void discard(std::uint32_t parameter);
 
  private:
@@ -109,7 +109,8 @@ class EmbeddedGradients {
   bool stops_ SPILLWAY_GUARDED_BY(mutex_) = false;
   std::exception_ptr failure_ SPILLWAY_GUARDED_BY(mutex_);
 
-  /// By parameter: the thread's while the parameter has a source, else that of who adds.
+  /// By parameter: used by the thread while the parameter has a source, else by the caller that
+  /// adds.
   std::vector<OnTheWay> on_the_way_;
   std::optional<GradientCopies> copies_;  ///< of the thread
   std::thread thread_;

@@ -25,7 +25,8 @@ class EmbeddedTrainer::Implementation {
                  std::span<const FrozenTensor> frozen);
   ~Implementation();
 
-  // What the class says.
+  // As EmbeddedTrainer describes these
+
   std::span<std::byte> values(std::uint32_t parameter);
   void enter(std::uint32_t unit, EmbeddedPass pass);
   std::span<std::byte> device_values(std::uint32_t parameter);
@@ -61,7 +62,7 @@ class EmbeddedTrainer::Implementation {
  private:
   using Phase = PlanRunner::Phase;
 
-  /// Returns once nothing runs; an update that is decided is applied, unless an error keeps it.
+  /// Blocks until nothing runs; an update that is decided is applied, unless an error prevents it.
   void come_to_rest() noexcept;
 
   [[nodiscard]] bool streams() const { return layout_.workload.streams_external; }
@@ -94,11 +95,11 @@ class EmbeddedTrainer::Implementation {
   PassGate gate_;
   EmbeddedCycle cycle_;
 
-  /// Keeps `wait`, which ends passes, apart from who enters and leaves units.
+  /// Keeps `wait`, which ends passes, apart from the thread that enters and leaves units.
   mutable Mutex passes_;
   std::optional<std::uint32_t> inside_ SPILLWAY_GUARDED_BY(passes_);
-  /// Units of the pass under way, in its order. Only who enters units and who steps, one at a time,
-  /// use it.
+  /// Number of units that the pass under way has entered or passed over, in its order. Only the
+  /// threads that enter units and that step use it, one at a time.
   std::uint32_t entered_ = 0;
 
   PlanRunner runner_;  // ends before all that it runs

@@ -42,8 +42,8 @@ struct EmbeddedLayout {
   }
 };
 
-/// Packs parameters into blocks: those of no unit in their order, of one group each, and a large
-/// parameter by itself; then each unit into one, with what is frozen of it. Throws
+/// Packs parameters into blocks: those of no unit in their order, each block of one group and a
+/// large parameter by itself; then each unit into one block, with what is frozen of it. Throws
 /// `Error{invalid_argument}` for a parameter without elements, without values, with a name that
 /// another has, or of a group that the options lack, and for options that no trainer can have.
 [[nodiscard]] EmbeddedLayout make_layout(const EmbeddedOptions& options,

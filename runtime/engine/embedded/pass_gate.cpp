@@ -8,7 +8,7 @@ std::uint64_t PassGate::close(WakeSignal& wake) {
   runs_ = true;
   for (Block& block : blocks_) block.forward = block.backward = false;
   for (std::atomic<bool>& complete : complete_) complete = false;
-  // Who was woken for a pass of the plan before, and has not come to see it, sees its end.
+  // A thread that was woken for a pass of the last plan, and has not looked yet, finds it over.
   changed_.notify_all();
   return ++plan_;
 }

@@ -22,33 +22,34 @@ class PassGate final : public ForeignPasses, public TicketSource {
   PassGate(std::size_t blocks, Ends ends) : ends_(ends), complete_(blocks), blocks_(blocks) {}
 
   /// Closes every block, ahead of a plan and while none runs, and returns the plan's number. `wake`
-  /// wakes who will run it.
+  /// wakes the thread that will run it.
   std::uint64_t close(WakeSignal& wake);
-  // Control thread.
+
+  // Control thread
+
   [[nodiscard]] Ticket forward(const ExternalPass& pass) override;
   [[nodiscard]] Ticket backward(const ExternalPass& pass) override;
   [[nodiscard]] bool ready(std::uint32_t block) override;
   /// Returns at once: a pass that a failed plan still expects never comes.
   void finish(std::uint32_t /*block*/) override {}
-  /// Lets go whoever waits: no plan runs.
+  /// Wakes all threads that wait: no plan runs any more.
   void release();
 
-  // Any thread. `plan` is a number that `close` has returned: another plan begins once it is over.
-  // Each blocks until that plan is as far or over. Returns whether it is; false where it has
-  // failed.
+  // Any thread
+
+  /// Blocks until the block's pass has begun in that plan, or the plan is over. Returns false if
+  /// the plan has failed before. `plan`: a number that `close` has returned.
   [[nodiscard]] bool wait_for_forward(std::uint32_t block, std::uint64_t plan) {
     return wait(block, &Block::forward, plan);
   }
   [[nodiscard]] bool wait_for_backward(std::uint32_t block, std::uint64_t plan) {
     return wait(block, &Block::backward, plan);
   }
-  /// Returns whether the block's forward has begun in that plan, or the plan is over.
+  /// Whether the block's forward has begun in that plan, or the plan is over.
   [[nodiscard]] bool has_begun_forward(std::uint32_t block, std::uint64_t plan);
-
-  // Any thread.
   /// Returns the block's pass that began last: where its parameters are.
   [[nodiscard]] ExternalPass pass(std::uint32_t block);
-  /// The pass of the block is over, or will be as soon as it begins.
+  /// Ends the passes of the block in this plan: one that has not begun is over as it begins.
   void complete(std::uint32_t block);
   void complete_all();
 

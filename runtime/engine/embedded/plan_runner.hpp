@@ -12,8 +12,8 @@
 
 namespace spillway::engine {
 
-/// Any thread may call; those that begin or end something, one at a time. Everything but `phase`
-/// throws what a plan has failed with, if one has.
+/// Any thread may call; calls that begin or end a plan, one at a time. If a plan has failed,
+/// everything but the getters throws its error.
 class PlanRunner {
  public:
   enum class Phase : std::uint8_t {
@@ -23,7 +23,7 @@ class PlanRunner {
     failed,    ///< a plan has failed
   };
 
-  /// Both outlive this object.
+  /// Starts the thread. Both arguments outlive this object.
   PlanRunner(EmbeddedCycle& cycle, PassGate& gate);
   /// Waits for the plan under way, which must not wait for passes.
   ~PlanRunner();
@@ -32,18 +32,17 @@ class PlanRunner {
 
   [[nodiscard]] Phase phase() const;
   void check_sound() const SPILLWAY_EXCLUDES(mutex_);
-  /// Returns whether that plan runs.
+  /// Whether that plan runs.
   [[nodiscard]] bool runs(EmbeddedPlan plan) const;
   /// Returns the number that the gate has given to the last plan that was started.
   [[nodiscard]] std::uint64_t number() const;
-  /// Returns that of a plan which runs and began with an update, beside the next passes, if one
-  /// does.
+  /// Returns the number of the plan under way if it began with an update, beside the next passes.
   [[nodiscard]] std::optional<std::uint64_t> update() const;
   /// Starts a plan, unless one runs.
   void start(EmbeddedPlan plan);
   /// Ends all passes of the plan under way, and blocks until it is over.
   void finish() SPILLWAY_EXCLUDES(mutex_);
-  /// Finishes the plan and discards its results.
+  /// Ends the plan under way likewise, and discards its results.
   void park();
 
  private:

@@ -15,7 +15,7 @@ namespace spillway::engine {
 
 class ValuesSource final : public model::ParameterSource {
  public:
-  /// The values outlive this object.
+  /// Borrows the parameters' values, which outlive this object.
   ValuesSource(DType dtype, std::span<const EmbeddedPlace> places,
                std::span<const EmbeddedParameter> parameters);
 

@@ -22,7 +22,7 @@ struct CalibrationRequest {
   const ModelRuntime& model;
   const plan::Workload& workload;
   const plan::Budgets& budgets;  ///< of memory; how much a drive has free is looked at here
-  /// It is measured when state will live on disk; absent: no disk rates.
+  /// Directories whose drives are measured; absent: no disk rates.
   std::optional<std::vector<std::filesystem::path>> state_directories;
 };
 
@@ -32,21 +32,22 @@ struct Tuning {
   DriveTunings drives;  ///< of the state directories, in order; none: the store's own defaults
 };
 
-/// Measures what is worth it for a run of this size and not known yet; `note` is told of what takes
-/// seconds, and of what there is too little memory or disk to measure. What was measured in less
+/// Measures what is worth it for a run of this size and not known yet. Calls `note` for a
+/// measurement that takes seconds, and for one that lacks memory or disk. What was measured in less
 /// than the usual memory or file is not kept for other runs.
 [[nodiscard]] Tuning tune(const CalibrationRequest& request, const plan::Placement& placement,
                           MachineTuning& known,
                           const std::function<void(const std::string&)>& note);
 
-/// Each state directory's share of a new store's tiles, by what its drive does; none, which is all
-/// the same, where nothing was measured or one lacks the space for its own.
+/// Returns each state directory's share of a new store's tiles, by the speed of its drive; empty,
+/// for equal shares, where nothing was measured or a drive lacks the space for its share.
 [[nodiscard]] std::vector<double> disk_weights(const CalibrationRequest& request,
                                                const DriveTunings& drives,
                                                const plan::Placement& placement);
 
-/// Throws `Error{does_not_fit}` where the budgets or a drive have no room for the least that can be
-/// measured. `note` is told if other processes were busy meanwhile.
+/// Measures the rates of the machine. Throws `Error{does_not_fit}` where the budgets or a drive
+/// have no room for the least that can be measured. Calls `note` if other processes were busy
+/// meanwhile.
 [[nodiscard]] plan::MachineProfile calibrate(const CalibrationRequest& request,
                                              const Tuning& tuning,
                                              const std::function<void(const std::string&)>& note);

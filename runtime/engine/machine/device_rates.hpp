@@ -13,8 +13,8 @@ struct DeviceRates {
   double update = 0;  ///< bytes of device memory of the fused update; 0: it has none of its own
 };
 
-/// Takes the memory of one layer and one micro-batch for the time of the call, which every
-/// placement has in the budgets; copies and updates are as large as these allow.
+/// Measures the device in the memory of one layer and one micro-batch, for which every placement
+/// has room in the budgets; copies and updates are as large as the budgets allow.
 [[nodiscard]] DeviceRates measure_device(const CalibrationRequest& request);
 
 }  // namespace spillway::engine

@@ -21,7 +21,7 @@ namespace spillway::engine {
 /// Tuning of each directory of a store.
 using DriveTunings = std::vector<nvme_swap::DriveTuning>;
 
-/// Sets the depth and transfer size that suit all of them.
+/// Sets in `options` the queue depth and transfer size that suit all drives.
 void tune_store(const DriveTunings& drives, nvme_swap::StoreOptions& options);
 
 /// Whether what is measured is kept for other runs.
@@ -29,24 +29,25 @@ enum class Keep : std::uint8_t { no, yes };
 
 class MachineTuning {
  public:
-  /// Reads `file`, if it is there; a damaged one is as if it were not, with a note in the log. No
-  /// `file`: nothing is kept.
+  /// Reads `file`, if it is there; a damaged one counts as missing, with a note in the log. An
+  /// empty path: nothing is kept.
   explicit MachineTuning(std::filesystem::path file);
 
   /// Reads the file again, to which another process may have added.
   void refresh();
 
-  /// What is known of the kernel with as many threads, else what `measure` says, which is known
-  /// from then on if it is to be kept.
+  /// Returns what is known of the kernel with as many threads, else what `measure` returns, which
+  /// is known from then on if it is to be kept.
   std::size_t prefetch(const cpu_adam::Kernel& kernel, std::size_t threads,
                        const std::function<std::size_t()>& measure, Keep keep = Keep::yes);
-  /// What is known of the filesystem of `directory` under the engine, else what `measure` says.
+  /// Returns what is known of the filesystem of `directory` under the engine, else what `measure`
+  /// returns, likewise.
   nvme_swap::DriveTuning drive(const std::filesystem::path& directory, nvme_swap::EngineKind engine,
                                const std::function<nvme_swap::DriveTuning()>& measure,
                                Keep keep = Keep::yes);
-  /// Returns those of products measured on any GPU that was in this machine.
+  /// Returns the algorithms of products measured on any GPU that was in this machine.
   [[nodiscard]] const model::cuda::GemmChoices& products() const { return products_; }
-  /// Keeps it in place of what was known of `key`.
+  /// Keeps the algorithm in place of what was known of `key`.
   void keep_product(const std::string& key, const model::cuda::GemmAlgorithm& algorithm);
   /// Forgets everything but products, in the file as well once something is measured.
   void forget();

@@ -31,8 +31,9 @@ class NormalNumbers {
   explicit NormalNumbers(const config::TrainOptions& options);
 
   void fill(std::span<std::byte> target) const;
-  /// These wait until the device has done it.
+  /// Fills memory of the device, and waits until that is done.
   void fill(offload::DeviceSpan<std::byte> target) const;
+  /// Clears memory of the device likewise.
   void clear(offload::DeviceSpan<std::byte> target) const;
 
  private:

@@ -12,14 +12,14 @@ namespace spillway::engine {
 /// The load of others, from its construction on. Cores are those that the calling thread may use.
 class OtherLoad {
  public:
-  /// `stat` is read as /proc/stat.
+  /// Begins to watch. `stat`: a file in the form of /proc/stat.
   explicit OtherLoad(std::filesystem::path stat = "/proc/stat");
 
-  /// Returns how many cores others kept busy, on average. 0 where the kernel does not tell, and in
+  /// Number of cores that others kept busy, on average. 0 where the kernel does not tell, and in
   /// less than a tenth of a second, for which its clock is too coarse.
   [[nodiscard]] double cores() const;
 
-  /// Returns what to tell if they kept a quarter of the cores busy, or nothing.
+  /// Returns a line for the user if they kept a quarter of the cores busy, else nothing.
   [[nodiscard]] std::optional<std::string> note() const;
 
  private:

@@ -16,8 +16,8 @@
 
 namespace spillway::engine {
 
-/// Every matrix product that the model plans on a GPU with these options, resolved, each once.
-/// Needs no GPU.
+/// Returns every matrix product that the model plans on a GPU with these options, resolved; each
+/// once. Needs no GPU.
 [[nodiscard]] std::vector<model::GemmShape> planned_products(const model::ModelConfig& config,
                                                              const config::TrainOptions& options);
 
@@ -25,7 +25,7 @@ namespace spillway::engine {
 /// numbers: zeros or denormals would take less power, and another time, than training does.
 class ProductOperands {
  public:
-  /// Device memory for any of `shapes`, one at a time.
+  /// Bytes of device memory that any of `shapes` needs, one at a time.
   [[nodiscard]] static Bytes needed(std::span<const model::GemmShape> shapes, DType compute);
 
   /// Takes as much from `backend`, which outlives this, and 2 or 4 MiB of pinned memory meanwhile.
@@ -59,7 +59,8 @@ using MeasureProduct = std::function<std::vector<model::cuda::GemmTiming>()>;
 
 enum class MeasureWhat : std::uint8_t { unknown, everything };
 
-/// Measures the product, or only if `known` has no algorithm for `key`, and keeps what is best.
+/// Measures the product and keeps the best algorithm; with `MeasureWhat::unknown`, only if `known`
+/// has none for `key`.
 TunedProduct tune_product(const model::GemmShape& shape, const std::string& key,
                           MachineTuning& known, MeasureWhat what, const MeasureProduct& measure);
 
@@ -69,10 +70,11 @@ struct ProductTuningRequest {
   MeasureWhat what = MeasureWhat::unknown;
 };
 
-/// All of them, on the GPU; `tuned` is told of each. Only algorithms for operands that start at
-/// multiples of 16 bytes, as a run's do wherever rows allow it; others keep the library's first
-/// proposal. Takes no more device memory than the options allow: throws `Error{does_not_fit}`
-/// before it begins; `Error{not_supported}` where there is no usable GPU.
+/// Tunes all products of the request on the GPU, and calls `tuned` for each. Measures algorithms
+/// only for operands that start at multiples of 16 bytes, as a run's do wherever rows allow it;
+/// others keep the library's first proposal. Takes no more device memory than the options allow:
+/// throws `Error{does_not_fit}` before it begins; `Error{not_supported}` where there is no usable
+/// GPU.
 void tune_products(const ProductTuningRequest& request, MachineTuning& known,
                    const std::function<void(const TunedProduct&)>& tuned);
 

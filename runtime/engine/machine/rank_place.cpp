@@ -127,7 +127,7 @@ std::uint32_t turn_of(std::span<const std::vector<Store>> stores, std::size_t se
   return static_cast<std::uint32_t>(std::ranges::count_if(stores.first(self), shares));
 }
 
-/// Sets what the rank's state lies on, and who else has some there.
+/// Sets what the rank's state lies on, and how many others have some there.
 void take_drives(RankGroups& ranks, const Topology& machine,
                  std::span<const std::size_t> neighbours, const PlaceRequest& request,
                  RankPlace& place) {

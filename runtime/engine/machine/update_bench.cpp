@@ -30,7 +30,7 @@ UpdateBench::UpdateBench(const cpu_adam::Kernel& kernel, std::size_t count,
       state_(*backend_, Bytes{layout_.bytes}),
       gradient_(*backend_, Bytes{count * size_of(kernel.gradient_dtype)}),
       parameters_(*backend_, Bytes{count * size_of(kernel.parameter_dtype)}) {
-  // Pages that nobody has written are all one, which stays in the cache. State begins as a run's.
+  // Pages never written are all one page, which stays in the cache. State begins as a run's.
   std::ranges::fill(state_.host(), std::byte{0});
   std::vector<std::byte> numbers(kRepeatedNumbers * size_of(kernel.gradient_dtype));
   write_normal_numbers(numbers, kernel.gradient_dtype);

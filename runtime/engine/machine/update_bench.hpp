@@ -1,4 +1,4 @@
-// UpdateBench: an update pass over memory of its own, for whoever wants to know what one takes.
+// UpdateBench: an update pass over memory of its own, to measure what one takes.
 #pragma once
 
 #include <cstddef>
@@ -12,11 +12,12 @@ namespace spillway::engine {
 
 class UpdateBench {
  public:
-  /// Arrays for `count` parameters, in memory like that of a run. `workers` outlives this.
+  /// Allocates arrays for `count` parameters, in memory like that of a run. `workers` outlives
+  /// this.
   UpdateBench(const cpu_adam::Kernel& kernel, std::size_t count,
               const cpu_adam::AdamOptions& options, cpu_adam::WorkerPool& workers);
 
-  /// Returns the seconds of one pass with this prefetch distance.
+  /// Runs one pass with this prefetch distance, and returns its seconds.
   double pass(std::size_t prefetch_distance);
 
  private:
@@ -31,8 +32,8 @@ class UpdateBench {
 /// Number of parameters over which a prefetch distance is measured: more state than caches hold.
 inline constexpr ElementCount kPrefetchParameters{std::uint64_t{8} << 20};
 
-/// Returns as many, or fewer where `room` has no room for them. Throws `Error{does_not_fit}` if it
-/// has none for a quarter.
+/// Returns kPrefetchParameters, or fewer where `room` does not suffice. Throws
+/// `Error{does_not_fit}` if it does not suffice for a quarter of them.
 [[nodiscard]] ElementCount prefetch_parameters(const cpu_adam::Kernel& kernel, Bytes room);
 
 /// Returns the software prefetch distance that suits a kernel here, by passes over `count`

@@ -59,7 +59,8 @@ bool fits(const config::TrainOptions& options, const model::ModelConfig& config,
       plan::choose_placement(workload, budgets(options, workload), placement_request(options)));
 }
 
-/// Windows that a rank is to have in a step, and in words where that comes from.
+/// Returns the number of windows that a rank is to have in a step, and where that comes from, in
+/// words.
 std::pair<std::uint64_t, std::string> target_of(const config::TrainOptions& options) {
   if (options.automatic.windows > 0) {
     return {options.automatic.windows, "train_batch_size"};

@@ -21,7 +21,7 @@ namespace spillway::engine {
 /// What it has already, CUDA's context and libraries on a GPU, is measured.
 inline constexpr Bytes kProcessOverhead{std::uint64_t{64} << 20};
 
-/// What may still be allocated and listed in a plan, of `memory`.
+/// Bytes of `memory` that may still be allocated and listed in a plan.
 [[nodiscard]] Bytes room_in(const MemoryBudget& memory);
 
 /// Number of ranks of a machine, this one included, that share each thing it has only once.
@@ -33,11 +33,11 @@ struct Sharers {
 
 /// Returns a rank's part of memory that `ranks` share.
 [[nodiscard]] MemoryBudget per_rank(MemoryBudget memory, std::uint32_t ranks);
-/// Returns a rank's part of what one of `ranks` alone has measured of their disk.
+/// Returns a rank's part of the rates that one of `ranks`, alone, has measured of their disk.
 [[nodiscard]] plan::MachineProfile per_rank(plan::MachineProfile profile, std::uint32_t ranks);
 
-/// Returns what the options allow; else what the system, cgroup and disks have left for one of the
-/// sharers.
+/// Returns the budgets that the options set; where they set none, what the system, cgroup and disks
+/// have left for one of the sharers.
 [[nodiscard]] plan::Budgets make_budgets(const config::TrainOptions& options,
                                          const std::filesystem::path& run,
                                          const plan::Workload& workload,
@@ -45,16 +45,16 @@ struct Sharers {
 
 using BudgetsFor = std::function<plan::Budgets(const config::TrainOptions&, const plan::Workload&)>;
 
-/// Returns the device's and the host's part. `free_device`: of a GPU with memory of its own;
-/// without one both parts are of the same memory, and of the ways to share it the first is taken in
-/// which the workload fits without the disk, else with it: most for the device first, which then
-/// moves least.
+/// Returns the device's and the host's part. `free_device`: of a GPU with memory of its own.
+/// Without one, both parts are of the same memory. Ways to share it are tried from most for the
+/// device, which moves least; the first is taken in which the workload fits without the disk, else
+/// with it.
 [[nodiscard]] plan::Budgets share_memory(const config::TrainOptions& options,
                                          const plan::Workload& workload, const MemoryBudget& memory,
                                          std::optional<Bytes> free_device);
 
-/// Returns " (of 300 MiB asked for; 400 MiB of memory, ...)" where less of host memory is the
-/// budget than was asked for, or nothing was asked for; else empty.
+/// Returns " (of 300 MiB asked for; 400 MiB of memory, ...)" if the budget of host memory is less
+/// than was asked for, or nothing was asked for; else empty.
 [[nodiscard]] std::string why_this_budget(std::optional<Bytes> asked, Bytes budget);
 
 /// What the options allow within what there is. Without a GPU, device and host are parts of one
@@ -79,8 +79,8 @@ struct FixedNeeds {
   Bytes host;
 };
 
-/// Throws `Error{does_not_fit}` that names the memory, the bytes, the budget, what limits it and
-/// what would fit, unless `needs` keep the limits. `remedy` is what else would help: "use ...".
+/// Throws `Error{does_not_fit}` unless `needs` keep the limits; the error names the memory, the
+/// bytes, the budget, what limits it and what would fit. `remedy`: what else would help, "use ...".
 void check_fits(const FixedNeeds& needs, const config::TrainOptions& options,
                 const MemoryBudget& memory, std::optional<Bytes> free_device,
                 std::string_view remedy);

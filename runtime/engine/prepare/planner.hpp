@@ -13,30 +13,30 @@
 
 namespace spillway::engine {
 
-/// Called with a line that the user should know and that stops nothing.
+/// Receives a line that the user should know and that stops nothing.
 using Note = std::function<void(const std::string&)>;
 
 /// What a plan depends on beside options and model: this machine, or a described one.
 class PlanningMachine {
  public:
   virtual ~PlanningMachine() = default;
-  /// Memory and disk that the rank may fill.
+  /// Returns the memory and disk that the rank may fill.
   [[nodiscard]] virtual plan::Budgets budgets(const config::TrainOptions& options,
                                               const plan::Workload& workload) = 0;
-  /// The work of `ranks` before it is cut into stages, of a model that no device runs.
+  /// Returns the work of `ranks` before it is cut into stages, of a model that no device runs.
   /// `score_gradients`: bound on what attention takes at once (spare_score_gradients).
   [[nodiscard]] virtual plan::Workload workload(const model::ModelConfig& config,
                                                 const config::TrainOptions& options,
                                                 const plan::Ranks& ranks, Bytes score_gradients);
-  /// Rates of the machine for that work. `fitting`: a placement of the rank's part.
+  /// Returns the rates of the machine for that work. `fitting`: a placement of the rank's part.
   [[nodiscard]] virtual plan::MachineProfile profile(const config::TrainOptions& options,
                                                      const plan::Workload& whole,
                                                      const plan::Budgets& budgets,
                                                      const plan::Placement& fitting) = 0;
 };
 
-/// Plans the work of one rank, `part` of its stage. `options` are resolved. All ranks call it.
-/// Throws `Error{does_not_fit}` that names the tier, the bytes and what would make it fit.
+/// Plans the work of one rank, which is `part` of its stage. `options` are resolved. All ranks call
+/// it. Throws `Error{does_not_fit}` that names the tier, the bytes and what would make it fit.
 [[nodiscard]] Planned plan_rank(const model::ModelConfig& config, config::TrainOptions options,
                                 const plan::Ranks& part, StageCut cut, PlanningMachine& machine,
                                 RankGroups& ranks, const Note& note);

@@ -11,9 +11,9 @@
 
 namespace spillway::engine {
 
-/// Returns one text each: a larger budget, and of every kind of change the smallest that fits, with
-/// what it then takes of each tier. Where none does, some pairs of them that do; where no pair does
-/// either, how much each still lacks.
+/// Returns a text for a larger budget and, for every kind of change, one for the smallest that
+/// fits, with what it then takes of each tier. If no change fits, returns some pairs of changes
+/// that do; if no pair fits either, how much each still lacks.
 [[nodiscard]] std::vector<std::string> what_would_fit(const model::ModelConfig& config,
                                                       const config::TrainOptions& options,
                                                       const plan::Budgets& budgets,

@@ -9,8 +9,8 @@
 
 namespace spillway::engine {
 
-/// Fills what a configuration may leave open: device, context, threads. Throws
-/// `Error{invalid_argument}` when the model cannot take the context. Call it before everything
+/// Fills in what a configuration may leave open: device, context, threads. Throws
+/// `Error{invalid_argument}` if the context is too long for the model. Call it before everything
 /// else.
 void resolve(config::TrainOptions& options, const model::ModelConfig& config);
 
@@ -18,8 +18,8 @@ void resolve(config::TrainOptions& options, const model::ModelConfig& config);
 /// divide into the stages of a pipeline that the options name.
 [[nodiscard]] plan::Grid grid_of(const config::TrainOptions& options, std::uint32_t ranks);
 
-/// Returns what the first of `count` ranks is, of one stage, with the stage of ZeRO and the order
-/// of sums that the options name.
+/// Returns the first of `count` ranks of one stage, with the stage of ZeRO and the order of sums
+/// that the options name.
 [[nodiscard]] plan::Ranks ranks_of(const config::TrainOptions& options, std::uint32_t count);
 
 }  // namespace spillway::engine

@@ -19,12 +19,12 @@ enum class StageCut : std::uint8_t { chosen, kept };
 [[nodiscard]] plan::Workload of_stage(plan::Workload whole, const config::TrainOptions& options,
                                       std::uint32_t stage);
 
-/// Returns whether the layers of stages are the planner's to choose: neither the options name them,
-/// nor do passes use stale weights, whose age depends on the stage.
+/// Whether the planner chooses the layers of stages: the options do not name them, and passes do
+/// not use stale weights, whose age depends on the stage.
 [[nodiscard]] bool balances_stages(const config::TrainOptions& options);
 
 /// Returns the layers of the stages of `whole` with which they fit and are busy equally long;
-/// without a profile, which fit.
+/// without a profile, with which they fit.
 [[nodiscard]] plan::BalancedLayers balance_stages(plan::Workload whole,
                                                   const config::TrainOptions& options,
                                                   const plan::Budgets& budgets,

@@ -26,7 +26,7 @@ namespace spillway::engine {
                                            const config::TrainOptions& options,
                                            const plan::Ranks& ranks = {});
 
-/// What the model's FLOPs depend on, with windows of `context` tokens.
+/// Returns what the model's FLOPs depend on, with windows of `context` tokens.
 [[nodiscard]] plan::DecoderShape decoder_shape(const model::ModelConfig& config,
                                                std::uint32_t context);
 

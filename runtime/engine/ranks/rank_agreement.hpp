@@ -12,16 +12,16 @@
 
 namespace spillway::engine {
 
-/// Returns the name by which ranks know that they share a machine: the host's, and behind its end
-/// the number of this start of the system, since machines may have one name.
+/// The name by which ranks know that they share a machine: the host's, and behind its end the
+/// number of this start of the system, since machines may have one name.
 using MachineName = std::array<char, 256>;
 [[nodiscard]] MachineName machine_name();
 
 /// Returns the largest value of all ranks.
 [[nodiscard]] std::uint64_t largest_of(RankGroups& ranks, std::uint64_t mine);
 
-/// Returns the seconds of a step of all stages. A stage that works for `seconds` says `stretch`
-/// times as many (plan::Stage), and the one that waits least for others is the most right.
+/// Returns the seconds of a step of all stages: `stretch` (plan::Stage) times the `seconds` that
+/// the stage with the least stretch works. It waits least for others, so its estimate is the best.
 [[nodiscard]] double seconds_of_job(RankGroups& ranks, double stretch, double seconds);
 
 /// Returns the GPU of this rank, as CUDA numbers those that it shows, and makes it current on this
@@ -29,9 +29,9 @@ using MachineName = std::array<char, 256>;
 /// host. Throws `Error{invalid_argument}` that names two ranks where they have the same one.
 [[nodiscard]] int gpu_of_rank(RankGroups& ranks, config::DeviceKind device);
 
-/// Returns the least of each budget.
+/// Returns the least of each budget over all ranks.
 [[nodiscard]] plan::Budgets least(RankGroups& ranks, const plan::Budgets& mine);
-/// Measures the links between ranks, and returns the slowest of each value.
+/// Measures the links between ranks, and returns the slowest of each rate over all ranks.
 [[nodiscard]] plan::MachineProfile slowest(RankGroups& ranks, plan::MachineProfile mine);
 
 }  // namespace spillway::engine

@@ -1,7 +1,7 @@
 // RankGroups: a job's ranks as one of them sees them: its place in their grid, its ends of the
 // groups that it belongs to, and what the ranks tell each other between steps. Made once, when the
-// process has its communicator; whoever works with other ranks is given this object. Control thread
-// only.
+// process has its communicator; code that works with other ranks is given this object. Control
+// thread only.
 #pragma once
 
 #include <algorithm>
@@ -24,18 +24,18 @@ namespace spillway::engine {
 
 enum class Vote : std::uint8_t { no, yes };
 
-/// Every rank calls the functions that ranks do together, in one order. A rank alone agrees with
-/// itself.
+/// Every rank calls the functions that involve all ranks, in the same order. A rank alone agrees
+/// with itself.
 class RankGroups {
  public:
   using Group = plan::RankGroup;
 
-  /// This rank alone.
+  /// Makes a rank that is alone.
   RankGroups() = default;
-  /// `job` has the ranks of the grid and outlives this object; null: this rank is alone. The rank
-  /// belongs to no group but the job until it has joined the others.
+  /// Makes a rank of `job`, which has the ranks of the grid and outlives this object; null: this
+  /// rank is alone. The rank belongs to no group but the job until `join`.
   RankGroups(comm::Communicator* job, const plan::Grid& grid);
-  /// A rank of a grid on paper: it has a place, and nobody else is there.
+  /// Makes a rank of a grid on paper: it has a place, and there are no others.
   explicit RankGroups(const plan::GridPlace& place) : place_(place) {}
   RankGroups(const RankGroups&) = delete;
   RankGroups& operator=(const RankGroups&) = delete;
@@ -47,33 +47,33 @@ class RankGroups {
 
   [[nodiscard]] const plan::GridPlace& place() const { return place_; }
   [[nodiscard]] bool alone() const { return host(Group::job) == nullptr; }
-  /// Whether this rank writes what the job tells of itself.
+  /// Whether this rank writes what the job reports.
   [[nodiscard]] bool leads() const { return place_.rank == 0; }
 
   /// Returns this rank's end of a group on the memory of hosts; null for a group of one.
   [[nodiscard]] comm::Communicator* host(Group group) const { return hosts_.of(group); }
-  /// The same on the memory of GPUs; null also where the ranks compute on the host.
+  /// Returns the same on the memory of GPUs; null also where the ranks compute on the host.
   [[nodiscard]] comm::DeviceCommunicator* gpu(Group group) const { return gpus_.of(group); }
   /// Bytes that this rank has sent in a group by ops of plans.
   [[nodiscard]] Bytes sent(Group group) const;
 
-  /// Blocks until all ranks have come.
+  /// Blocks until all ranks have called it.
   void barrier();
   /// Whether any rank votes yes. Allocates nothing.
   [[nodiscard]] bool any(Vote mine);
-  /// Returns what rank 0 says, once it does.
+  /// Returns the value of rank 0.
   template <class Value>
   [[nodiscard]] Value first(Value mine);
-  /// Returns what every rank says, by rank.
+  /// Returns the value of every rank, by rank.
   template <class Value>
   [[nodiscard]] std::vector<Value> gather(const Value& mine);
   /// Returns the list of every rank, by rank. They may differ in length.
   template <class Value>
   [[nodiscard]] std::vector<std::vector<Value>> gather_lists(std::vector<Value> mine);
 
-  /// Makes room for sums of so many numbers: `add_up` allocates nothing then.
+  /// Makes room for sums of so many numbers, so that `add_up` allocates nothing.
   void expect_sums(Group group, std::size_t numbers);
-  /// Each number becomes the sum of what the ranks of the group give, in their order.
+  /// Replaces each number by the sum of the group's, added in the order of ranks.
   void add_up(Group group, std::span<double> numbers);
 
  private:
@@ -139,8 +139,8 @@ std::vector<std::vector<Value>> RankGroups::gather_lists(std::vector<Value> mine
   return all;
 }
 
-/// Calls `body`. If it throws, the other ranks of `job` hear why before anything of this rank goes:
-/// what it has on a GPU could not tell. `job`: null for a rank that is alone.
+/// Calls `body`. If it throws, sends the reason to the other ranks of `job` before objects here are
+/// destroyed; NCCL could not pass it on. `job`: null for a rank that is alone.
 template <class Body>
 auto abandon_on_error(comm::Communicator* job, Body body) {
   try {

@@ -13,13 +13,14 @@ namespace spillway::engine {
 
 class MetricsLog {
  public:
-  /// Goes on with `path`: lines of steps beyond `keep_up_to` are cut off. A line that cannot be
-  /// read is dropped, and what follows it stays.
+  /// Opens `path` to go on with it. Cuts off lines of steps beyond `keep_up_to`. Drops a line that
+  /// cannot be read, and keeps what follows it.
   MetricsLog(std::filesystem::path path, std::uint64_t keep_up_to);
 
   /// Number of lines that could not be read, other than a torn last one.
   [[nodiscard]] std::size_t damaged() const { return damaged_; }
-  /// The last line has no validation loss. Of a log that goes on, it must be that of `keep_up_to`.
+  /// Whether the last line has no validation loss yet. In a log that goes on, it must also be the
+  /// line of step `keep_up_to`.
   [[nodiscard]] bool can_amend() const { return can_amend_; }
 
   /// Whether every step that was appended has its line: the last write did not fail.

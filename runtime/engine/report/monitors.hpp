@@ -19,8 +19,8 @@ namespace spillway::engine {
 class Monitors {
  public:
   /// Opens what `options` enable; files lie below `run` where the configuration names no directory.
-  /// A step has the windows of all `ranks`. What they have from beyond step `keep_up_to` is cut off
-  /// (CSV) or hidden (TensorBoard). They are for eyes only: what cannot be written is told to
+  /// A step has the windows of all `ranks`. What the files have from beyond step `keep_up_to` is
+  /// cut off (CSV) or hidden (TensorBoard). Monitors are for eyes only: an error of a write goes to
   /// `note` and ends them, not the run.
   Monitors(const config::TrainOptions& options, std::uint32_t ranks,
            const std::filesystem::path& run, std::uint64_t keep_up_to,

@@ -21,8 +21,8 @@ class RunningMedian {
   }
 
   [[nodiscard]] std::size_t count() const { return lower_.size() + upper_.size(); }
-  /// Returns the middle one of an odd number, the larger of the middle two of an even one; 0 of
-  /// none.
+  /// Returns the middle value of an odd number of them, the larger of the middle two of an even
+  /// one; 0 of none.
   [[nodiscard]] double value() const { return upper_.empty() ? 0 : upper_.front(); }
 
  private:

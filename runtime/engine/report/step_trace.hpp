@@ -20,16 +20,16 @@ class StepTrace {
   /// Whether another framework runs passes, which then have a lane too.
   enum class Passes : std::uint8_t { ours, external };
 
-  /// Allocates for all plans that it records; at most `ops` of each.
+  /// Allocates room for all plans that it records, with at most `ops` ops each.
   explicit StepTrace(std::size_t ops, Passes passes = Passes::ours);
 
-  /// Records the plan that `executor` has just run; nothing once enough are recorded.
+  /// Records the plan that `executor` has just run. No effect once enough are recorded.
   void record(const Executor& executor);
-  /// Records an op that no plan lists, and that is over just now; nothing once enough plans are
+  /// Records an op that no plan lists and that has just ended. No effect once enough plans are
   /// recorded.
   void record(const plan::Op& op, std::chrono::nanoseconds duration);
-  /// Writes Chrome/Perfetto JSON, in the place of what `path` held. Throws `Error{io_error}`, and
-  /// then leaves that.
+  /// Replaces `path` by the trace as Chrome/Perfetto JSON. Throws `Error{io_error}`, and then
+  /// leaves the file as it was.
   void write(const std::filesystem::path& path) const;
 
  private:

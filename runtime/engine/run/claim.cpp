@@ -84,7 +84,7 @@ RunClaim::RunClaim(Request request)
   if (request_.part.rank == 0 && found_.state != Found::State::committed) refuse_rank_beyond();
 }
 
-/// It would pass for a piece of the run that begins.
+/// The folder of a rank beyond would pass for a part of the run that begins.
 void RunClaim::refuse_rank_beyond() const {
   const auto beyond = rank_beyond(request_.run, request_.part.ranks);
   check(!beyond.has_value(), ErrorCode::invalid_argument,
@@ -241,7 +241,7 @@ void RunClaim::tell_copy_from_move() {
   manifest_.directory = run_.root();
 }
 
-/// What would pass as this run's and keep it from keeping its own.
+/// Checkpoints of another run would pass as this run's, and take the place of its own.
 void RunClaim::check_kept_checkpoints() const {
   for (const RunDirectory& checkpoint : KeptCheckpoints::in(run_)) {
     const RunId id = checkpoint.read_manifest().id;

@@ -30,10 +30,10 @@ class RunClaim {
     /// Number of directories that rank 0 has made to claim the job's: that one and those above it.
     std::uint64_t made = 0;
   };
-  /// Throws `Error{invalid_argument}` for a directory that holds something else, for a run of one
-  /// rank with a committed step without `resume`, for state that is not where `nvme` says;
-  /// `Error{busy}` while another process trains the run; `Error{corrupt_data}` if its state is
-  /// lost. Nothing has been changed then.
+  /// Claims the run. Throws `Error{invalid_argument}` for a directory that holds something else,
+  /// for a run of one rank with a committed step without `resume`, for state that is not where
+  /// `nvme` says; `Error{busy}` while another process trains the run; `Error{corrupt_data}` if its
+  /// state is lost. Nothing has been changed then.
   explicit RunClaim(Request request);
   RunClaim(const RunClaim&) = delete;
   RunClaim& operator=(const RunClaim&) = delete;
@@ -44,7 +44,7 @@ class RunClaim {
   [[nodiscard]] std::uint64_t made() const { return lock_->made(); }
   /// Returns the directory of the job, which is that of rank 0.
   [[nodiscard]] const std::filesystem::path& job() const { return request_.run; }
-  /// The run has a committed step, with which it goes on.
+  /// Whether the run has a committed step, with which it goes on.
   [[nodiscard]] bool resumes() const { return recorded_.has_value(); }
   /// Returns the recorded configuration of a run that goes on.
   [[nodiscard]] const RunConfig& recorded() const { return *recorded_; }
@@ -61,31 +61,31 @@ class RunClaim {
   [[nodiscard]] bool reaches(StepIndex step) const;
   /// Throws `Error{invalid_argument}` for a run with a committed step without `resume`.
   void check_resumed() const;
-  /// Takes the run for one that has never committed: its first commit is not one of all ranks.
+  /// Treats the run as one that has never committed, because some ranks lack its first commit.
   void begin_again();
-  /// Makes it one of the job whose rank 0 has this id.
+  /// Makes the run one of the job whose rank 0 has this id.
   void join(const RunId& job);
   [[nodiscard]] const RunManifest& manifest() const { return manifest_; }
   [[nodiscard]] std::vector<std::filesystem::path> state_directories() const {
     return run_.state_directories(manifest_);
   }
 
-  /// Makes room for a new run: what one that never committed has left in its place goes, and the
-  /// folders of its state come, in those of `nvme` that are this rank's. Of a run that goes on,
-  /// scratch files of a killed process go.
+  /// Makes room for a new run: removes what one that never committed has left in its place, and
+  /// makes the folders of its state, in those of `nvme` that are this rank's. Of a run that goes
+  /// on, removes the scratch files of a killed process.
   void prepare_state(const std::vector<std::filesystem::path>& nvme);
-  /// The store is open: writes the files that say whose it is. Sets the configuration's id.
+  /// Writes the files that say whose the store is, once it is open. Sets the configuration's id.
   void record(RunConfig& config);
-  /// All ranks have recorded what they are.
+  /// Forgets the id by which others knew rank 0 before. Call it once all ranks have recorded.
   void all_recorded();
-  /// From here on the files stay.
+  /// Keeps the files from here on.
   void keep();
-  /// Durably notes that a step is committed, the first time.
+  /// Notes durably, the first time, that a step is committed.
   void note_commit();
   /// Throws `Error{io_error}` if the run directory or its files have been removed or replaced.
   /// Allocates nothing if all is well.
   void check_present() const;
-  /// What the user should know of how the run was found; each once.
+  /// Returns what the user should know of how the run was found; each note once.
   [[nodiscard]] std::vector<std::string> take_notes();
 
  private:

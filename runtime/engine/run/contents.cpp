@@ -30,8 +30,8 @@ bool is_sealed(const fs::path& path) {
   }
 }
 
-/// What AtomicFile renames, had it come to it: of a file that runs write. Or the secret of ranks,
-/// which goes once they have met.
+/// Whether this is a name that AtomicFile gives a file of a run before it renames it, or that of
+/// the ranks' secret, which is removed once they have met.
 bool is_temporary(const std::string& name) {
   static constexpr std::array<std::string_view, 5> kPrefixes{
       ".config.json.", ".manifest.json.", ".metrics.jsonl.", ".trace.json.", ".run."};

@@ -27,8 +27,8 @@ namespace spillway::engine {
 /// Throws `Error{invalid_argument}` unless the directory has a run.
 void check_is_run(const RunDirectory& directory);
 
-/// Removes what a process that was killed had begun to write in place of a run's files. For whoever
-/// has the run's lock.
+/// Removes what a process that was killed had begun to write in place of a run's files. The caller
+/// holds the run's lock.
 void remove_temporaries(const std::filesystem::path& directory);
 
 /// Returns a run, a kept checkpoint or swap files in `directory` or below it, if there is one.

@@ -15,7 +15,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// One directory, by whatever links or mounts its paths lead there.
+/// Whether two paths lead to one directory, by whatever links or mounts.
 bool is_one(const fs::path& a, const fs::path& b) {
   std::error_code missing;
   return fs::equivalent(a, b, missing) && !missing;

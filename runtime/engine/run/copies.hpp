@@ -16,7 +16,7 @@ namespace spillway::engine {
                                                                const RunManifest& manifest);
 
 /// Whether a copy uses a folder of its original, for checkpoints or for its state, wherever that is
-/// now. One that was made with `cp -r` keeps links, so it may.
+/// now. `cp -r` keeps links, so a copy may.
 [[nodiscard]] bool share_folders(const RunDirectory& copy, const RunManifest& manifest,
                                  const RunDirectory& original);
 

@@ -59,7 +59,7 @@ struct RunManifest {
 
   /// Whether `other` is the run's own id or an earlier one.
   [[nodiscard]] bool has_been(const RunId& other) const;
-  /// All swap files lie below the run.
+  /// Whether all swap files lie below the run.
   [[nodiscard]] bool holds_its_state() const;
   /// Whether a rank whose job is `named` belongs to this run, which is that of rank 0.
   [[nodiscard]] bool leads(const RunId& named) const;
@@ -83,7 +83,7 @@ class RunDirectory {
   [[nodiscard]] std::filesystem::path checkpoints() const { return root_ / "checkpoints"; }
 
   void write_config(const RunConfig& config) const;
-  /// Throws `Error{invalid_argument}` if this is not a run.
+  /// Reads the configuration. Throws `Error{invalid_argument}` if this is not a run.
   [[nodiscard]] RunConfig read_config() const;
   /// The contents of both files. `read` throws `Error{corrupt_data}` if they are of different runs.
   struct Files {
@@ -93,14 +93,14 @@ class RunDirectory {
   [[nodiscard]] Files read() const;
 
   void write_manifest(const RunManifest& manifest) const;
-  /// Throws `Error{corrupt_data}` unless it is what was written.
+  /// Reads the manifest. Throws `Error{corrupt_data}` unless it is what was written.
   [[nodiscard]] RunManifest read_manifest() const;
   /// Returns the manifest of another rank of this job, which is of rank 0 and has `first`. Throws
   /// `Error{corrupt_data}` that names both directories if it is missing or of another job or rank.
   [[nodiscard]] RunManifest read_rank(const RunManifest& first, std::uint32_t rank) const;
   /// Returns `directory` as a manifest names it: relative to the run if it lies below.
   [[nodiscard]] std::filesystem::path in_manifest(const std::filesystem::path& directory) const;
-  /// Where the swap files are, from here.
+  /// Returns the directories of the swap files; relative ones of the manifest lie below the run.
   [[nodiscard]] std::vector<std::filesystem::path> state_directories(
       const RunManifest& manifest) const;
   [[nodiscard]] bool exists() const;
@@ -113,7 +113,7 @@ class RunDirectory {
 /// text each. Placement and effort are not among them.
 [[nodiscard]] std::vector<std::string> differences_in_mathematics(const RunConfig& recorded,
                                                                   const RunConfig& now);
-/// Throws `Error{invalid_argument}` naming them if there are any.
+/// Throws `Error{invalid_argument}` that names the differences if there are any.
 void check_same_mathematics(const RunConfig& recorded, const RunConfig& now);
 
 }  // namespace spillway::engine

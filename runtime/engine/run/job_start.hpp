@@ -26,7 +26,7 @@ struct RunSources {
 /// compared: threads, drives, budgets.
 void check_same_run(RankGroups& ranks, const RunConfig& config, const RunSources& sources);
 
-/// Returns the step from which the job goes on, the least that is the last committed one of a rank;
+/// Returns the step from which the job goes on, the least of the ranks' last committed ones;
 /// nothing if the job begins. Ranks whose first commit some others did not reach begin again.
 /// Throws `Error{corrupt_data}` where a rank has lost its state or has that of another job,
 /// `Error{invalid_argument}` where the job goes on and was not told to.
@@ -36,7 +36,7 @@ void check_same_run(RankGroups& ranks, const RunConfig& config, const RunSources
 /// could not tell from lost state, and makes them ranks of one job.
 void prepare_state(RankGroups& ranks, RunClaim& claim,
                    const std::vector<std::filesystem::path>& nvme);
-/// Records what every rank is. Rank 0 does first: what others name must be there.
+/// Records what every rank is. Rank 0 comes first: others name its id.
 void record(RankGroups& ranks, RunClaim& claim, RunConfig& config);
 
 /// Throws `Error{busy}` on the ranks that have taken another step than rank 0 from the run in

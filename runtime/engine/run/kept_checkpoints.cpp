@@ -20,7 +20,7 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view kPrefix = "step-";
 
-/// The step that a directory name stands for, if it is one of ours.
+/// Returns the step that the name of a checkpoint's directory stands for; nothing for other names.
 std::optional<std::uint64_t> step_of(const std::string& name) {
   if (!name.starts_with(kPrefix)) return std::nullopt;
   std::uint64_t step = 0;
@@ -41,8 +41,8 @@ std::vector<std::uint64_t> all_steps(const RunDirectory& run) {
   return steps;
 }
 
-/// From the first moment on it no longer looks like a checkpoint. Of one that was moved away and
-/// linked back the link goes alone.
+/// Removes a checkpoint, its manifest first, so that it never looks complete. Of one that was moved
+/// away and linked back, removes the link alone.
 void remove(const RunDirectory& checkpoint) {
   const bool linked = fs::is_symlink(checkpoint.root());
   if (!linked && fs::remove(checkpoint.manifest())) synchronize_directory(checkpoint.root());

@@ -26,15 +26,15 @@ class KeptCheckpoints {
     std::uint32_t keep = 0;        ///< the newest are kept, so many
     RankPart part{};               ///< whose part of the state it is
   };
-  /// `job` is the run directory of rank 0. Each rank makes the same calls.
+  /// Borrows `ranks`; each of them makes the same calls. `job`: the run directory of rank 0.
   KeptCheckpoints(RunDirectory job, RankGroups& ranks, const Options& options)
       : run_(std::move(job)), ranks_(ranks), options_(options) {}
 
   /// Throws `Error{does_not_fit}` unless the disk has the space for all that will be kept at once.
   void check_space(const nvme_swap::StoreLayout& layout) const;
-  /// The step is one to keep and is not kept yet.
+  /// Whether the step is to be kept and is not kept yet.
   [[nodiscard]] bool due(std::uint64_t step);
-  /// Has the trainer copy the step that it has just taken, while it takes the next one. An
+  /// Makes the trainer copy the step that it has just taken, while it takes the next one. An
   /// interrupted copy has no manifest and is removed by the next.
   void start(Trainer& trainer);
   struct Saved {
@@ -45,7 +45,7 @@ class KeptCheckpoints {
   /// the disk, and then removes what is no longer kept. Waits for the other ranks' parts.
   std::optional<Saved> finish(const Trainer& trainer, const RunConfig& config);
 
-  /// Steps that are kept in `run`, ascending.
+  /// Returns the steps that are kept in `run`, ascending.
   [[nodiscard]] static std::vector<std::uint64_t> steps(const RunDirectory& run);
   /// Returns the kept checkpoints themselves, in that order.
   [[nodiscard]] static std::vector<RunDirectory> in(const RunDirectory& run);

@@ -33,8 +33,8 @@ std::optional<pid_t> holder_of(const LockedFile& file) {
   return holder;
 }
 
-/// A process that was killed has no program any more while the system takes back its memory; one of
-/// another host or container has none here.
+/// Whether the process still has a program. One that was killed has none while the system takes
+/// back its memory; one of another host or container has none here.
 bool is_alive(pid_t process) {
   std::array<char, 1> target{};
   const std::string link = fmt::format("/proc/{}/exe", process);
@@ -101,7 +101,7 @@ void RunLock::open() {
 
 bool RunLock::try_lock() { return file_.try_lock(path_) && still_there(); }
 
-/// For whoever is refused, and for people.
+/// Writes which process has the lock, for those that are refused and for people.
 void RunLock::write_holder() const {
   const std::string text = fmt::format("{}\n", ::getpid());
   if (::ftruncate(file_.get(), 0) != 0 ||

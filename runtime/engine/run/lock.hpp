@@ -17,11 +17,11 @@ namespace spillway::engine {
 /// directories above it go with the lock.
 class RunLock {
  public:
-  /// `root` may be missing. Throws `Error{busy}` naming the process that has the lock: at once
-  /// while that is alive, after `patience` if it is going (a killed process keeps its locks until
-  /// its memory is gone) or cannot be seen from here. Of the directories above, the nearest
-  /// `shared` were made by another rank of the job and are made by this one too: whoever goes last
-  /// takes them back. A process that is forked meanwhile has no part of it.
+  /// Locks `root`, which may be missing. Throws `Error{busy}` naming the process that has the lock:
+  /// at once while that is alive, after `patience` if it is exiting (a killed process keeps its
+  /// locks until its memory is gone) or cannot be seen from here. Of the directories above, the
+  /// nearest `shared` were made by another rank of the job and count as made by this one too: the
+  /// last to end removes them. A process that is forked meanwhile has no part in the lock.
   RunLock(std::filesystem::path root, std::chrono::milliseconds patience, std::uint64_t shared = 0);
   RunLock(const RunLock&) = delete;
   RunLock& operator=(const RunLock&) = delete;

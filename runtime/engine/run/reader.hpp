@@ -16,8 +16,8 @@ namespace spillway::engine {
 
 class RunReader final : public model::ParameterSource {
  public:
-  /// Throws `Error{invalid_argument}` if there is no run or no committed step,
-  /// `Error{corrupt_data}` if its state is missing or not what was written.
+  /// Opens the last committed step. Throws `Error{invalid_argument}` if there is no run or no
+  /// committed step, `Error{corrupt_data}` if its state is missing or not what was written.
   explicit RunReader(const std::filesystem::path& run);
 
   [[nodiscard]] const RunManifest& manifest() const { return manifest_; }

@@ -15,13 +15,14 @@ inline constexpr int kSealedFormat = 3;
 /// is as nlohmann::json::dump(2) writes it, and with "xxh3" (XXH3-64, hexadecimal) at its end.
 /// Throws `Error{invalid_argument}` for more than can be read again.
 [[nodiscard]] std::string sealed_text(const std::filesystem::path& path, std::string object);
-/// Replaces `path` by that of `document`, an object, with "format" added; durable when it returns.
+/// Replaces `path` by the sealed text of `document`, an object, with "format" added; durable when
+/// it returns.
 void write_sealed_json(const std::filesystem::path& path, nlohmann::json document);
 
 /// Returns the text that was written. Throws `Error{corrupt_data}` unless the file holds it to the
 /// bit, `Error{not_supported}` for a format of another version.
 [[nodiscard]] std::string read_sealed_text(const std::filesystem::path& path);
-/// Returns its document, without the checksum.
+/// Returns the document of a sealed file, without the checksum; throws the same.
 [[nodiscard]] nlohmann::json read_sealed_json(const std::filesystem::path& path);
 
 }  // namespace spillway::engine

@@ -43,8 +43,8 @@ std::uint64_t fingerprint_of(const model::ParameterSource& source,
   return nvme_swap::checksum_of(std::as_bytes(std::span(parts)));
 }
 
-/// A run is told by its id, and a checkpoint or what a program gives by a few numbers of every
-/// block.
+/// Returns what tells sources of weights apart: of a run its id; of a checkpoint, or of a program's
+/// values, a few numbers of every block.
 std::string describe_start(const TrainRequest& request, const RunConfig& config) {
   if (request.from && RunDirectory(*request.from).exists()) {
     return fmt::format("run {}", to_text(RunDirectory(*request.from).read_manifest().id));

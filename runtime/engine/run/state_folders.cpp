@@ -26,7 +26,7 @@ constexpr Bytes kLargestMark = 1_MiB;
 
 fs::path mark_in(const fs::path& folder) { return folder / "run"; }
 
-/// Nothing if another process has it.
+/// Locks a folder. Returns nothing if another process has it.
 std::optional<LockedFile> claim(const fs::path& folder) {
   LockedFile mark(open_file(mark_in(folder), O_RDONLY | O_NOFOLLOW));
   if (!mark.try_lock(mark_in(folder))) return std::nullopt;

@@ -22,12 +22,13 @@ struct FolderMark {
 
   bool operator==(const FolderMark&) const = default;
 };
-/// Replaces the file durably.
+/// Replaces the mark of a folder, durably.
 void write_mark(const std::filesystem::path& folder, const FolderMark& mark);
-/// Nothing if there is none, or one so large that no run has written it.
+/// Reads the mark of a folder. Returns nothing if there is none, or one so large that no run has
+/// written it.
 [[nodiscard]] std::optional<FolderMark> read_mark(const std::filesystem::path& folder);
 
-/// Another process makes or trains the run of that folder before its first commit.
+/// Whether another process makes or trains the run of that folder before its first commit.
 [[nodiscard]] bool is_claimed(const std::filesystem::path& folder);
 
 /// Removes from folders of run `id` what a process that was killed has left: swap files that are
@@ -36,8 +37,8 @@ void remove_scratch(std::span<const std::filesystem::path> folders, const RunId&
 /// Removes the file, if it is there.
 void remove_file(const std::filesystem::path& path);
 
-/// Owns the folders of a run that begins: they go, with all that is in them, unless they are kept.
-/// A process that is forked meanwhile has no part of it.
+/// Owns the folders of a run that begins: removes them, with all that is in them, unless they are
+/// kept. A process that is forked meanwhile owns none.
 class StateFolders {
  public:
   StateFolders() = default;
@@ -49,7 +50,7 @@ class StateFolders {
   /// until this object ends no other process takes them for left over.
   void make(std::span<const std::filesystem::path> directories, const RunId& id,
             const std::filesystem::path& run);
-  /// In the order of the directories.
+  /// Paths of the folders, in the order of the directories.
   [[nodiscard]] const std::vector<std::filesystem::path>& paths() const { return paths_; }
   void keep();
 
@@ -62,9 +63,9 @@ class StateFolders {
 };
 
 /// Removes folders in `directories` that starts of the run in `run` have left when they were
-/// killed: they are this user's, nobody claims them and nothing was ever committed there. One line
-/// each, of what was removed and of what is left because it holds a committed step, or because its
-/// folders do not say the same of each other. Whoever calls holds the lock of `run`.
+/// killed: they are this user's, nobody claims them and nothing was ever committed there. Returns a
+/// line for each that was removed, and for each that stays because it holds a committed step or
+/// because its folders contradict each other. The caller holds the lock of `run`.
 [[nodiscard]] std::vector<std::string> remove_left_over(
     std::span<const std::filesystem::path> directories, const std::filesystem::path& run);
 

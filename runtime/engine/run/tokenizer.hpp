@@ -9,11 +9,10 @@
 namespace spillway::engine {
 
 /// Throws `Error{invalid_argument}` if the token files of `data` were made with another tokenizer
-/// than `model`, an HF checkpoint or a run, has. Nothing is known, and nothing refused, where
-/// either of them does not say.
+/// than `model`, an HF checkpoint or a run, has. No effect if either does not record its tokenizer.
 void check_tokenizer(const std::filesystem::path& data, const std::filesystem::path& model);
 
-/// Where a checkpoint or a run has the files of its tokenizer.
+/// Returns where a checkpoint or a run has the files of its tokenizer.
 [[nodiscard]] std::filesystem::path tokenizer_directory(const std::filesystem::path& model);
 
 /// What lies in the run's place for them already: of the run, or left by a start that was killed.

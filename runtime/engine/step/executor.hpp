@@ -24,9 +24,10 @@ namespace spillway::engine {
 class OpPerformer {
  public:
   virtual ~OpPerformer() = default;
-  /// The ops that follow are those of `plan`.
+  /// Prepares for the ops of `plan`, which follow.
   virtual void begin(const plan::StepPlan& plan) = 0;
-  /// True for ops of an update that is not pending: complete without doing anything.
+  /// Whether the op is complete without doing anything, such as one of an update that is not
+  /// pending.
   [[nodiscard]] virtual bool skips(const plan::Op& op) const = 0;
   /// Puts the op's work on its stream (lanes gpu, h2d, d2h, and net on a GPU). Does not block.
   virtual void enqueue(const plan::Op& op, offload::Stream& stream) = 0;
@@ -43,17 +44,17 @@ inline constexpr std::size_t kPassesInFlight = 2;
 
 /// The streams of a device and a ring of events for each, shared by all plans of a run.
 struct Streams {
-  /// `job` is this rank's end of all ranks, whose groups put what passes between them on a stream;
-  /// it outlives this. Without it that is tickets.
+  /// Makes the streams and their events. `job`: this rank's end of all ranks on GPUs, whose
+  /// exchanges are on a stream; it outlives this. Null: exchanges are tickets.
   explicit Streams(offload::DeviceBackend& backend, comm::DeviceCommunicator* job = nullptr);
-  /// Returns whether the lane is a stream.
+  /// Whether the lane is a stream.
   [[nodiscard]] bool has(plan::Lane lane) const;
   [[nodiscard]] offload::Stream& of(plan::Lane lane);
-  /// Returns an event of the lane's ring. It serves one op in flight after another: whoever waits
-  /// for an op waits for what the event was recorded for last when it asked.
+  /// Returns the event of an op, the lane's `issued`-th. Events are reused every kInFlight ops of a
+  /// lane; a wait refers to the last record before it.
   [[nodiscard]] offload::Event& event(plan::Lane lane, std::uint64_t issued);
-  /// Returns whether nothing that ranks exchange is under way on a stream. Whoever waits for
-  /// streams asks again and again: it throws what has become of the other ranks.
+  /// Polls exchanges on streams: true if none is under way; throws if another rank has failed. Call
+  /// it while waiting.
   [[nodiscard]] bool poll_exchanges();
 
   std::unique_ptr<offload::Stream> compute, upload, download;
@@ -68,7 +69,7 @@ struct Streams {
 /// One plan, ready to run any number of times without allocating.
 class Executor {
  public:
-  /// `streams` and `wake` outlive this object.
+  /// Prepares the plan to run. `streams` and `wake` outlive this object.
   Executor(plan::StepPlan plan, Streams& streams, WakeSignal& wake);
   Executor(const Executor&) = delete;
   Executor& operator=(const Executor&) = delete;
@@ -76,12 +77,12 @@ class Executor {
   /// Runs every op; returns when all are complete. If one fails, waits for all work in flight and
   /// rethrows the failure.
   void run(OpPerformer& performer);
-  /// Runs a plan whose ops are all of one stream, and waits for the stream. No poll and no event is
-  /// in what it takes: that is for measurements.
+  /// Runs a plan whose ops are all of one stream, and waits for the stream. For measurements: its
+  /// time includes no poll and no event.
   void run_on_stream(OpPerformer& performer, plan::Lane lane);
 
   [[nodiscard]] const plan::StepPlan& plan() const { return plan_; }
-  /// Returns those of the last run, by op; both ends 0 for a skipped op. Ops of one lane do not
+  /// Timings of the last run, by op; start and end are 0 for a skipped op. Ops of one lane do not
   /// overlap.
   [[nodiscard]] std::span<const plan::OpTiming> timings() const { return timings_; }
   [[nodiscard]] Exposed exposed() const;

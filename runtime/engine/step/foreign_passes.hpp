@@ -20,10 +20,11 @@ struct ExternalPass {
 class ForeignPasses {
  public:
   virtual ~ForeignPasses() = default;
-  /// The parameters of the block have all updates. The ticket is ready once they are read.
+  /// Lets the pass begin: the parameters of the block have all updates. The ticket is ready once
+  /// they have been read.
   [[nodiscard]] virtual Ticket forward(const ExternalPass& pass) = 0;
-  /// The memory of the block's gradient may be written. The ticket is ready once all of it is, and
-  /// the parameters are read.
+  /// Lets the pass begin: the memory of the block's gradient may be written. The ticket is ready
+  /// once all of it has been, and the parameters have been read.
   [[nodiscard]] virtual Ticket backward(const ExternalPass& pass) = 0;
 };
 

@@ -13,17 +13,17 @@ namespace spillway::engine {
 /// Sets target[i] to source[i], exactly; source: [target.size()] of `dtype`.
 void widen(DType dtype, std::span<const std::byte> source, std::span<float> target);
 
-/// Makes the remainders of zeros zero where they are negative, as none is that a master has left:
-/// joined with such a one, a zero is no number. `values`: bf16.
+/// Sets negative remainders of zeros to zero. No master leaves such a one, and a zero joined with
+/// it is not a number. `values`: bf16.
 void zero_remainders(std::span<const std::uint16_t> values, std::span<std::int16_t> remainders);
 
-/// Makes a master that does not round to its value that value. Returns whether any did not.
+/// Sets each master that does not round to its value to that value. Returns whether any did not.
 /// `values`: [masters.size()] of `dtype`.
 bool follow_values(cpu_adam::Isa isa, DType dtype, std::span<const std::byte> values,
                    std::span<float> masters);
 
-/// Performs `cpu_adam::update` in place, from what the values are by now. In the formats shorter
-/// than fp32 a value is the upper half of its master, which follows but for zeros
+/// Performs `cpu_adam::update` in place, from the values as they are by now. In the formats shorter
+/// than fp32 a value is the upper half of its master, so masters follow but for zeros
 /// (`zero_remainders`).
 void update_from_values(const cpu_adam::Kernel& kernel,
                         std::span<const cpu_adam::ParameterGroup> groups,

@@ -14,20 +14,20 @@ namespace spillway::engine {
 
 class Memory {
  public:
-  /// Throws `Error{out_of_memory}` if the backend's budget is below `plan::memory_items`. The
-  /// model's constants are not allocated here: they belong to StepEngine. A child made by fork()
-  /// has the parameters and the frozen tensors of the host, and no other pool of it.
+  /// Allocates the pools, except the model's constants, which belong to StepEngine. Throws
+  /// `Error{out_of_memory}` if the backend's budget is below `plan::memory_items`. A child made by
+  /// fork() has, of the host's pools, only the parameters and the frozen tensors.
   Memory(plan::Pools pools, offload::DeviceBackend& backend);
 
   /// Returns the bytes of a buffer, or of several in a row, of a pool on the device.
   [[nodiscard]] offload::DeviceSpan<std::byte> device(const plan::Buffer& buffer) const;
-  /// The same of a pool on the host.
+  /// Returns the same of a pool on the host.
   [[nodiscard]] std::span<std::byte> host(const plan::Buffer& buffer) const;
   /// Returns all buffers of a pool on the device; the constants are not among them.
   [[nodiscard]] offload::DeviceSpan<std::byte> all_device(plan::PoolKind pool) const;
-  /// The same of a pool on the host.
+  /// Returns the same of a pool on the host.
   [[nodiscard]] std::span<std::byte> all_host(plan::PoolKind pool) const;
-  /// Give the memory of a pool away, and with it all its buffers.
+  /// Gives the memory of a pool away, and with it all its buffers.
   [[nodiscard]] offload::DeviceMemory take_device(plan::PoolKind pool);
   [[nodiscard]] offload::PinnedMemory take_host(plan::PoolKind pool);
   [[nodiscard]] const plan::Pool& pool(plan::PoolKind pool) const {

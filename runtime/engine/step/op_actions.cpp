@@ -55,7 +55,8 @@ bool OpActions::skips(const Op& op) const {
   if (op.kind == OpKind::commit) return !step_.commit_due && step_.copy == nullptr;
   if (op.kind == OpKind::stash) return !step_.stash_due;
   const bool from_disk = plan::is_copy(op, plan::kReadState);
-  // What a later user of the buffer reads may still lie there from before: its turn has not come.
+  // Only a buffer's first read of a step, or a read ahead, may find its tile there: by the turn of
+  // a later read, others have overwritten the buffer.
   const bool first_user = op.held || !op.if_pending;
   if (from_disk && first_user && held_[memory_of(op).target().first] == op.tile) return true;
   return op.if_pending && !step_.update.pending;

@@ -54,8 +54,8 @@ class OpActions final : public OpPerformer {
     PendingUpdate update;
     float loss_gradient_scale = 0;  ///< loss scale / targets of the step
     bool commit_due = false;
-    /// A step has ended, or training begins: passes of the next step go on from what parameters are
-    /// now, whatever the plan updates.
+    /// Set after each step and before the first: the next list stashes the current parameters for
+    /// stale passes, even if no update is pending.
     bool stash_due = true;
     /// A store with equal tiles that gets everything that this plan writes, and its commit; or
     /// null. The plan must write all tiles.
@@ -64,7 +64,7 @@ class OpActions final : public OpPerformer {
   };
   [[nodiscard]] Step& step() { return step_; }
 
-  /// Somebody else has used the staging buffers: what they held is no longer there.
+  /// Forgets what the staging buffers held, because somebody else has used them.
   void forget_staged() { std::ranges::fill(held_, kNoTile); }
 
   void begin(const plan::StepPlan& plan) override { plan_ = &plan; }
@@ -95,7 +95,7 @@ class OpActions final : public OpPerformer {
   }
   /// Returns the state of an op's tile where the op reads it.
   [[nodiscard]] std::span<std::byte> state_of(const plan::Op& op) const;
-  /// Returns what the op's arguments of every pass share.
+  /// Returns the arguments that passes of all kinds share.
   template <class Arguments>
   [[nodiscard]] Arguments common_arguments(const plan::Op& op) const;
   [[nodiscard]] model::ForwardArguments forward_arguments(const plan::Op& op) const;
@@ -119,7 +119,7 @@ class OpActions final : public OpPerformer {
   void host_update(const plan::Op& op);
   void host_checksum(const plan::Op& op);
 
-  /// Returns the update in place of a tile whose state, gradient and parameters lie there.
+  /// Returns the range of an update, in place, of a tile whose arrays begin at these addresses.
   [[nodiscard]] cpu_adam::UpdateRange tile_range(std::uint32_t tile, std::byte* state,
                                                  const std::byte* gradient,
                                                  std::byte* parameters) const;
@@ -156,7 +156,7 @@ class OpActions final : public OpPerformer {
   [[nodiscard]] Ticket write_activations(const plan::Op& op);
   [[nodiscard]] Ticket fetch(const plan::Op& op);
   [[nodiscard]] Ticket verify_activations(const plan::Op& op);
-  /// nvme_swap::checksum_of, by all workers. Inside a worker's task only.
+  /// Returns nvme_swap::checksum_of `data`, computed by all workers. Inside a worker's task only.
   [[nodiscard]] std::uint64_t checksum(std::span<const std::byte> data);
 
   static constexpr std::uint32_t kNoTile = ~0U;

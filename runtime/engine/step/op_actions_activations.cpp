@@ -13,7 +13,7 @@ std::uint32_t OpActions::staging_number(const plan::Buffer& staging) const {
   return staging.first + (boundary ? 0 : resources_.placement.boundary_staging);
 }
 
-/// The workers' checksum, then the disk.
+/// Starts the workers' checksum, and then the write to disk.
 Ticket OpActions::spill(const Op& op) {
   const std::uint32_t number = staging_number(memory_of(op).source());
   Ticket summed = resources_.workers.submit([this, &op, number] {
@@ -31,7 +31,7 @@ Ticket OpActions::write_activations(const Op& op) {
                                             activation_checksums_[staging_number(memory.source())]);
 }
 
-/// The disk, then the workers' comparison.
+/// Starts the read from disk, and then the workers' comparison.
 Ticket OpActions::fetch(const Op& op) {
   const OpMemory memory = memory_of(op);
   const auto target = memory.host(memory.target()).first(op.bytes.value());

@@ -119,7 +119,7 @@ void OpActions::backward(const Op& op) {
   resources_.transformer->backward(arguments);
 }
 
-/// Another stage's embedding is here as far as the head uses it.
+/// Returns the parameters of an embedding; of another stage's, only what the head uses is here.
 offload::DeviceSpan<std::byte> OpActions::tied_parameters(const Op& op, std::uint32_t block) const {
   const OpMemory memory = memory_of(op);
   const plan::Buffer at = memory.read(ValueKind::parameters, block);
@@ -140,7 +140,8 @@ void OpActions::logits(const Op& op) {
   resources_.transformer->logits(arguments);
 }
 
-/// One of the passes of a head that a tensor group shares out: what the op reads says which.
+/// Runs one of the passes of a head that a tensor group shares out: what the op reads decides
+/// which.
 void OpActions::loss_of_group(const Op& op) {
   if (normalizes(op)) return;
   const OpMemory memory = memory_of(op);

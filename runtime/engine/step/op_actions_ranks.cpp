@@ -88,12 +88,12 @@ OpActions::Exchanged OpActions::buffers_of(const Op& op) const {
   return of_gradients ? shared_sums(op) : buffers_of_passes(op);
 }
 
-/// The device's memory is the process's own.
+/// Starts the exchange where the device's memory is the process's own.
 Ticket OpActions::exchange(const Op& op) {
   return start_at(*resources_.ranks.host(op.group), op, buffers_of(op));
 }
 
-/// The device's memory is a GPU's.
+/// Enqueues the exchange where the device's memory is a GPU's.
 void OpActions::exchange(const Op& op, offload::Stream& stream) {
   start_at(*resources_.ranks.gpu(op.group), op, buffers_of(op), stream.native());
 }

@@ -134,8 +134,8 @@ void OpActions::host_update(const Op& op) {
          .state = state,
          .parameters = slots.with_parameters() ? parameters : std::span<std::byte>{},
          .follows_values = follows_values});
-    // A tile that is not what was written ends the run here, before anything of it is on its way to
-    // the disk or the device.
+    // A damaged tile ends the run here, before anything of it is on its way to the disk or the
+    // device.
     resources_.store->verify(StateSlots::state(op.tile), sums.before);
     state_checksums_[op.tile] = sums.state;
     parameter_checksums_[op.tile] = sums.parameters;
@@ -156,7 +156,7 @@ void OpActions::host_checksum(const Op& op) {
   }
 }
 
-/// Stale weights are there on the host alone, which reaches the memory of its device.
+/// Stale weights need the host backend, so the CPU can address device memory.
 void OpActions::device_stash(const Op& op) {
   const OpMemory memory = memory_of(op);
   const auto source = memory.device(memory.source());

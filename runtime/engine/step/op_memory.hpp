@@ -21,7 +21,7 @@ class OpMemory {
   [[nodiscard]] plan::Buffer read(plan::ValueKind kind, std::uint32_t of = 0) const {
     return declared(kind, of, Use::reads);
   }
-  /// Returns the buffer in which it leaves one.
+  /// Returns the buffer in which the op leaves a value; asserts likewise.
   [[nodiscard]] plan::Buffer write(plan::ValueKind kind, std::uint32_t of = 0) const {
     return declared(kind, of, Use::writes);
   }
@@ -32,7 +32,7 @@ class OpMemory {
     return find(kind, of, Use::writes).has_value();
   }
 
-  /// Views of declared buffers in which values of less than their size may lie; `bytes` of them.
+  /// Returns a view of a declared buffer, or of its first `bytes` where the value is smaller.
   [[nodiscard]] offload::DeviceSpan<std::byte> device(const plan::Buffer& buffer,
                                                       Bytes bytes) const {
     return memory_.device(buffer).subspan(0, bytes.value());

@@ -11,7 +11,7 @@
 namespace spillway::engine {
 namespace {
 
-/// Prefixes what goes wrong with a rank's store with the rank, where there are several.
+/// Runs `work` on a rank's store; where there are several, errors are prefixed with the rank.
 template <class Work>
 auto name_rank(std::string_view rank, const Work& work) {
   try {
@@ -117,7 +117,7 @@ bool SavedState::overtaken() const {
   return std::ranges::any_of(shards_, [](const Shard& s) { return s.tiles->has_moved_on(); });
 }
 
-/// The first rank says what all of them have to say.
+/// Checks a rank's record against that of the first, from which it takes the grid and the state.
 void SavedState::check_rank(std::uint32_t rank, std::size_t stores) {
   const Shard& shard = shards_[rank];
   const std::vector<std::byte>& record = shard.tiles->commit().payload;
@@ -279,7 +279,7 @@ void SavedState::read(BlockIndex block, ElementCount first, const cpu_adam::Wide
 
 namespace {
 
-/// A slot of a tile made of values in fp32, which `read` gives.
+/// Writes a tile's slot from values in fp32, which `read` gives.
 template <class Read>
 void make_slot(const cpu_adam::StateLayout& layout, std::span<std::byte> slot, const Read& read) {
   std::vector<float> values(3 * layout.count);

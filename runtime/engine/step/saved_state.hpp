@@ -24,13 +24,14 @@
 
 namespace spillway::engine {
 
-/// A step was committed and wrote over what was being read of the one before: begin again.
+/// Error of a reader: a commit has overwritten the step that was being read. Begin again.
 class Overtaken final : public Error {
  public:
   explicit Overtaken(const std::filesystem::path& state);
 };
 
-/// What `work` returns, which reads a state: called again when it was overtaken, a few times.
+/// Returns what `work` returns, which reads a state; calls it again, a few times, if it was
+/// overtaken.
 template <class Work>
 auto retry_overtaken(const Work& work) {
   constexpr int kAttempts = 8;
@@ -51,15 +52,15 @@ struct SavedShape {
   ElementCount tile_parameters{};
 };
 
-/// Returns how many ranks saved what the store of the first of them belongs to.
+/// Number of ranks that saved the state; `first`: the store of rank 0.
 [[nodiscard]] std::uint32_t saved_ranks(const nvme_swap::StoreOptions& first);
 
 class SavedState {
  public:
-  /// Takes the store of each rank, in their order, at the newest step that all of them have: a
-  /// rank may have committed one step that another has not. Throws `Error{corrupt_data}`, which
-  /// names rank, step and folder, for a store that is missing or damaged, of another rank or
-  /// another model, or without that step, and `Overtaken`.
+  /// Opens the store of each rank, in their order, at the newest step that all of them have: a rank
+  /// may have committed one step that another has not. Throws `Error{corrupt_data}`, which names
+  /// rank, step and folder, for a store that is missing or damaged, of another rank or another
+  /// model, or without that step, and `Overtaken`.
   SavedState(const SavedShape& shape, const std::vector<nvme_swap::StoreOptions>& stores);
   SavedState(const SavedState&) = delete;
   SavedState& operator=(const SavedState&) = delete;
@@ -68,21 +69,22 @@ class SavedState {
   [[nodiscard]] const TrainingState& state() const { return state_; }
   /// Returns the ranks that saved it.
   [[nodiscard]] const plan::Grid& grid() const { return grid_; }
-  /// Returns what the replicas of a stage have of it.
+  /// Returns how the replicas of a stage share it.
   [[nodiscard]] plan::Sharding sharding() const { return workload_.ranks.sharding; }
   [[nodiscard]] std::span<const ElementCount> blocks() const { return shape_.blocks; }
   /// Returns a folder that holds it: that of the first rank.
   [[nodiscard]] const std::filesystem::path& folder() const { return shards_[0].folder; }
-  /// Returns the host memory that reading takes: a slot of the largest tile, of each part.
+  /// Bytes of host memory that reading takes: a slot of the largest tile for each part, and
+  /// windows.
   [[nodiscard]] Bytes reading_bytes() const {
     return staging_.size() + WideWindows::kBytes * std::uint64_t{windows_.size() + 1};
   }
 
-  /// Reads all of it. Throws `Overtaken`, and `Error{corrupt_data}` for a damaged tile.
+  /// Reads the whole state. Throws `Overtaken`, and `Error{corrupt_data}` for a damaged tile.
   void verify() const;
   /// Reads `wide.master.size()` parameters of a block from `first`, and their moments where `wide`
-  /// wants them; both ends are then multiples of `kLeafParameters`. Behind the block all are zero.
-  /// Throws `Overtaken`, and `Error{corrupt_data}` for a damaged tile.
+  /// wants them; both ends are then multiples of `kLeafParameters`. Values behind the block are
+  /// zero. Throws `Overtaken`, and `Error{corrupt_data}` for a damaged tile.
   void read(BlockIndex block, ElementCount first, const cpu_adam::WideState& wide) const;
   /// Reads likewise into a slot of this layout, which begins at `first`, a multiple of
   /// `kLeafParameters`. No bit changes where the format is the one that was saved, unless a tensor
@@ -112,7 +114,8 @@ class SavedState {
   void check_rank(std::uint32_t rank, std::size_t stores);
   void make_slots(std::uint32_t rank);
   void check_whole() const;
-  /// Calls `body` with the staged parts of what one of a tensor group has of its own block.
+  /// Calls `body` with each staged piece of a range of a block, as one rank of a tensor group has
+  /// it.
   template <class Body>
   void for_each_piece(std::uint32_t part, BlockIndex block, ElementCount first, ElementCount count,
                       const Body& body) const;

@@ -119,7 +119,7 @@ void StateIo::upload_residents() {
   streams_.upload->synchronize();
 }
 
-/// What is uploaded passes through the place that a step's refresh takes.
+/// Uploads pass through the buffer that a step's refresh takes.
 void StateIo::gather_residents(std::uint32_t block) {
   const std::span<std::byte> source =
       memory_.host(slots_.tiles_of(PoolKind::host_parameters, block));

@@ -30,21 +30,21 @@ class StateIo {
         isa_(isa),
         ranks_(ranks) {}
 
-  /// Masters from `source`, zero moments, parameters rounded from the masters.
+  /// Sets masters from `source`, moments to zero, and parameters rounded from the masters.
   void initialize(const model::ParameterSource& source);
-  /// All tiles from the store's committed version, every checksum verified.
+  /// Reads all tiles of the store's committed version, every checksum verified.
   void restore();
-  /// All tiles from a saved state of the same blocks, whoever saved it: those of this rank's shard.
-  /// After `Overtaken` nothing here can be counted on. `part`: of the saved blocks, which are those
-  /// of the whole model, that this rank has; null: all.
+  /// Takes the tiles of this rank's shard from a saved state of the same blocks, whoever saved it.
+  /// After `Overtaken` the state here is undefined. `part`: of the saved blocks, which are those of
+  /// the whole model, the part that this rank has; null: all.
   void adopt(const SavedState& source, const model::PartMap* part = nullptr);
-  /// The newest version of all tiles of the store into `target`, and a commit of them.
+  /// Copies the newest version of all tiles of the store into `target`, and commits them there.
   void copy(nvme_swap::TileStore& target, const nvme_swap::CommitHeader& commit);
   /// Reads all tiles of `target`. Throws `Error{corrupt_data}` naming file and tile unless each is
   /// what was written.
   void verify(nvme_swap::TileStore& target);
-  /// The masters of one block, [padded], from wherever they live: those of this rank's shard, the
-  /// others stay as they are. No update may be pending.
+  /// Reads the masters of one block, [padded], from wherever they live: those of this rank's shard;
+  /// the others stay as they are. No update may be pending.
   void read_masters(std::uint32_t block, std::span<float> masters);
 
  private:
@@ -57,9 +57,9 @@ class StateIo {
   }
   /// Whether the store holds a slot already.
   enum class Stored : std::uint8_t { no, yes };
-  /// A whole slot of `tile`, its parameters included, lies in staging slot 0: bring it home.
+  /// Moves a whole slot of `tile`, its parameters included, from staging slot 0 to the tile's home.
   void bring_home(std::uint32_t tile, Stored stored);
-  /// The 16-bit parameters of the slot, or in format fp32 those that follow from its masters.
+  /// Writes the 16-bit parameters of the slot, or in format fp32 those rounded from its masters.
   void write_parameters(std::uint32_t tile, std::span<std::byte> slot, std::byte* target) const;
   void upload_residents();
   void gather_residents(std::uint32_t block);

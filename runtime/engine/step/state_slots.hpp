@@ -19,7 +19,7 @@ namespace spillway::engine {
 class StateSlots {
  public:
   StateSlots() = default;
-  /// `tiles` are of so many blocks, of which some may have none.
+  /// Takes `tiles`, which are of so many blocks; some blocks may have none.
   StateSlots(StateFormat format, std::vector<plan::Tile> tiles, std::size_t blocks);
   /// Takes the tiles of the workload, with room on disk only for those that go there.
   StateSlots(const plan::Workload& workload, const plan::Placement& placement);
@@ -34,7 +34,7 @@ class StateSlots {
   [[nodiscard]] const cpu_adam::StateLayout& layout(std::uint32_t tile) const {
     return layouts_[tile];
   }
-  /// Slots hold 16-bit parameters too.
+  /// Whether slots hold 16-bit parameters too.
   [[nodiscard]] bool with_parameters() const { return cpu_adam::needs_parameters(format_); }
   [[nodiscard]] static TileIndex state(std::uint32_t tile) { return TileIndex{tile}; }
   [[nodiscard]] TileIndex parameters(std::uint32_t tile) const {
@@ -48,7 +48,7 @@ class StateSlots {
   /// Reads likewise from the newest commit of another run's store, which may have moved on.
   [[nodiscard]] nvme_swap::TileRead load(const nvme_swap::CommittedTiles& tiles, std::uint32_t tile,
                                          std::span<std::byte> slot) const;
-  /// Writes it. Blocks.
+  /// Writes `tile` to `store`. Blocks.
   void save(nvme_swap::TileStore& store, std::uint32_t tile, std::span<std::byte> slot) const;
   /// Returns the whole slot of `tile` in a buffer that has room for the largest.
   [[nodiscard]] std::span<std::byte> slot_of(std::uint32_t tile,

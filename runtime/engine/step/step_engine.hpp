@@ -55,7 +55,7 @@ class StepEngine {
 
   [[nodiscard]] const EngineSetup& setup() const { return setup_; }
   [[nodiscard]] offload::DeviceBackend& backend() const { return *backend_; }
-  /// Gives the backend away, which must outlive this object still. Nothing runs any more.
+  /// Gives the backend away, which must still outlive this object. Nothing runs any more.
   [[nodiscard]] std::unique_ptr<offload::DeviceBackend> take_backend() {
     return std::move(backend_);
   }
@@ -69,9 +69,9 @@ class StepEngine {
   [[nodiscard]] OpActions& actions() const { return *actions_; }
   /// Returns where the tokens of a pass lie on the host.
   [[nodiscard]] data::MicroBatch batch(std::uint32_t pass) const;
-  /// Returns the losses of all passes, by the last plan. Blocks.
+  /// Returns the losses of all passes of the last plan. Blocks.
   [[nodiscard]] std::span<const double> losses();
-  /// Notified by all that completes.
+  /// Returns the signal that everything notifies when it completes.
   [[nodiscard]] WakeSignal& wake() { return wake_; }
   /// Makes a plan ready to run.
   [[nodiscard]] std::unique_ptr<Executor> prepare(plan::StepPlan plan) {

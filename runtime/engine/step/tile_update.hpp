@@ -40,8 +40,8 @@ class TileUpdate {
   /// Serves tiles of up to this many bytes of state. `workers` outlives this.
   TileUpdate(cpu_adam::WorkerPool& workers, Bytes state);
 
-  /// Runs inside a worker's task. Every byte of state is summed before it is updated. Whoever finds
-  /// `before` wrong holds a tile, parameters included, that must not be used any more.
+  /// Updates the tile and sums it, inside a worker's task. Every byte of state is summed before it
+  /// is updated. If `before` is wrong, neither the tile nor its parameters may be used any more.
   TileChecksums run(const UpdatedTile& tile);
 
  private:

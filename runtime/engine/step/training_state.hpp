@@ -39,12 +39,12 @@ struct SavedPart {
 [[nodiscard]] std::string to_text(const SavedPart& part);
 
 /// Writes a little-endian record with a version. Allocates nothing if `bytes` has the capacity.
-/// `workload` says whose tiles the commit names.
+/// `workload`: of the rank whose tiles the commit names.
 void encode(const TrainingState& state, const plan::Workload& workload,
             std::vector<std::byte>& bytes);
-/// Throws `Error{corrupt_data}` for another version or length.
+/// Reads the state from a record. Throws `Error{corrupt_data}` for another version or length.
 [[nodiscard]] TrainingState decode(std::span<const std::byte> bytes);
-/// Returns whose tiles they are. Throws the same.
+/// Reads from a record whose tiles the commit names. Throws the same.
 [[nodiscard]] SavedPart decode_part(std::span<const std::byte> bytes);
 
 }  // namespace spillway::engine

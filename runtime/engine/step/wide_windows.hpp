@@ -13,8 +13,8 @@ namespace spillway::engine {
 
 class WideWindows {
  public:
-  /// Reads what `wide` wants of a block, from a multiple of `kLeafParameters` on, as many of them;
-  /// behind the block all are zero.
+  /// Reads what `wide` wants of a block, whole leaves from a multiple of `kLeafParameters` on;
+  /// values behind the block are zero.
   using Load =
       std::function<void(BlockIndex block, ElementCount first, const cpu_adam::WideState& wide)>;
   static constexpr std::size_t kParameters = 64 * kLeafParameters;

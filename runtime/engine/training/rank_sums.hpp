@@ -12,10 +12,11 @@ namespace spillway::engine {
 
 class RankSums {
  public:
-  /// `engine` outlives this object, and its rank is one of several replicas.
+  /// Allocates what the sums need. `engine` outlives this object, and its rank is one of several
+  /// replicas.
   explicit RankSums(StepEngine& engine);
 
-  /// Exchanges what the last step has left in `host_sums`. Blocks.
+  /// Exchanges `host_sums`, as the last step has left them, with the other ranks. Blocks.
   void gather();
   /// Returns the sum of all ranks' losses: round by round, in each in the order of ranks.
   [[nodiscard]] double loss() const;

@@ -28,7 +28,7 @@ StepCycle::StepCycle(const EngineSetup& setup, const ModelRuntime& model)
   if (engine_.setup().start == Start::resumed) resume();
 }
 
-/// What a commit holds is not all that a pipeline which stays full goes on from.
+/// A commit does not hold all that a pipeline which stays full goes on from.
 void StepCycle::resume() {
   check(
       !workload().stage.stays_full(), ErrorCode::not_supported,
@@ -161,7 +161,7 @@ void StepCycle::copy_now(const nvme_swap::StoreOptions& options) {
     state_io_.copy(*copy_, step.commit);
     close_copy();
   } catch (...) {
-    // Half a copy is nobody's: later plans write nothing there.
+    // Half a copy is of no use: later plans write nothing there.
     step.copy = nullptr;
     copy_.reset();
     throw;
@@ -194,7 +194,7 @@ void StepCycle::finish_commit() {
   if (std::exchange(step.copy, nullptr) != nullptr) close_copy();
 }
 
-/// At first all versions of the weights are one.
+/// At first all versions of the weights are the same.
 void StepCycle::fill() {
   flush(Commits::no);
   for (Lists& lists : lists_) {
@@ -244,8 +244,9 @@ void StepCycle::flush(Commits commits) {
   if (committed) await_all_ranks();
 }
 
-/// A step is true when every rank has committed it. After the list of a step, the exchange of sums
-/// waits for that; other lists have none. No rank may overwrite the commit before until then.
+/// A step's list is followed by an exchange of sums, in which every rank waits for the others.
+/// Other lists have none, so this barrier keeps the previous commit until all ranks have the new
+/// one.
 void StepCycle::await_all_ranks() { engine_.ranks().barrier(); }
 
 void StepCycle::snapshot() {

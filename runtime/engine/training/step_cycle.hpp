@@ -22,12 +22,12 @@ class StepCycle {
   /// another framework runs the passes.
   StepCycle(const EngineSetup& setup, const ModelRuntime& model);
 
-  /// Step 0: masters from `source`, which has the blocks of the whole model also where this rank
-  /// has a part of them.
+  /// Sets the state of step 0: masters from `source`, which has the blocks of the whole model also
+  /// where this rank has a part of them.
   void initialize(const model::ParameterSource& source);
-  /// This rank's part of what another run of the same model has saved, with any number of ranks, in
-  /// any stage, tier and format; commits it here. All ranks adopt at once. After `Overtaken` the
-  /// state is nobody's: adopt or initialize again.
+  /// Takes this rank's part of what another run of the same model has saved, with any number of
+  /// ranks, in any stage, tier and format, and commits it here. All ranks adopt at once. After
+  /// `Overtaken` the state is undefined: adopt or initialize again.
   void adopt(const SavedState& source);
 
   /// Applies the pending update and makes the current step true on disk, if the placement commits.
@@ -41,29 +41,29 @@ class StepCycle {
   /// Returns the step of the last copy, once every byte of it is known to be on the disk; nothing
   /// before the first, while one is under way, and after one that failed.
   [[nodiscard]] std::optional<std::uint64_t> copied_step() const { return copied_step_; }
-  /// The masters of one block after all updates; [padded] fp32.
+  /// Reads the masters of one block after all updates; [padded] fp32.
   void read_masters(std::uint32_t block, std::span<float> masters);
 
   [[nodiscard]] const TrainingState& state() const { return state_; }
   [[nodiscard]] const plan::StepPlan& step_plan() const { return lists_.front().step->plan(); }
   /// Number of ops of a step that also writes what lives in memory.
   [[nodiscard]] std::size_t most_ops() const { return lists_.front().recorded->plan().ops.size(); }
-  /// Timings of the last step.
+  /// Returns the executor of the last step, with its timings.
   [[nodiscard]] const Executor& step_executor() const { return *last_executor_; }
   [[nodiscard]] const OpActions& actions() const { return engine_.actions(); }
   [[nodiscard]] offload::DeviceBackend& backend() const { return engine_.backend(); }
   [[nodiscard]] const plan::Workload& workload() const { return engine_.setup().workload; }
   [[nodiscard]] const plan::Placement& placement() const { return engine_.setup().placement; }
-  /// Commits happen inside the step plan: all state is on disk.
+  /// Whether commits happen inside the step plan, because all state is on disk.
   [[nodiscard]] bool commits_in_step() const;
-  /// The next `step` makes the one before it true on disk.
+  /// Whether the next step commits the last one.
   [[nodiscard]] bool commits_next() const;
-  /// An evaluation would: it completes the copy under way, which is never ahead of its run. All
-  /// ranks do, or none: they wait for each other's commits.
+  /// Whether an evaluation commits the last step: its flush completes the copy under way, which
+  /// must not be ahead of the run's commit. All ranks agree.
   [[nodiscard]] bool commits_to_evaluate() const;
-  /// The last step that is true on disk, if there is one.
+  /// Returns the last committed step, if there is one.
   [[nodiscard]] std::optional<std::uint64_t> committed_step() const { return committed_step_; }
-  /// No operation has been cut off by an error: what is in memory can be committed.
+  /// Whether the state in memory can be committed: no error has interrupted an operation.
   [[nodiscard]] bool is_sound() const { return sound_; }
 
  protected:
@@ -71,11 +71,11 @@ class StepCycle {
 
   /// Runs the plan of a step, and with it the pending update; then no update is pending.
   void run_step();
-  /// Another plan is about to use the memory of rounds in flight: the next step runs their passes
-  /// again, with the same bits.
+  /// Forgets the rounds in flight, whose memory another plan is about to use: the next step runs
+  /// their passes again, with the same bits.
   void forget_rounds_in_flight() { is_full_ = false; }
-  /// Creates a store as `options` say that holds the state after the last step, and commits it. All
-  /// state is on disk, or none of it is. After an error nothing is copied any more.
+  /// Creates a store as `options` say that holds the state after the last step, and commits it.
+  /// Call it only if all state is on disk, or none of it. After an error no copy is under way.
   void copy_now(const nvme_swap::StoreOptions& options);
   /// Returns the sums of squares of the leaves of a block's gradient, as the last step left it.
   [[nodiscard]] std::span<const double> norm_leaves(std::uint32_t block);
@@ -84,7 +84,7 @@ class StepCycle {
   /// Applies the pending update.
   void flush(Commits commits);
   void run(Executor& executor);
-  /// Timings of what `run` has run last; there is one.
+  /// Returns the executor that `run` has run last, with its timings; there must be one.
   [[nodiscard]] const Executor& last_run() const { return *last_run_; }
   [[nodiscard]] const config::TrainOptions& options() const { return engine_.setup().options; }
   [[nodiscard]] const StateSlots& slots() const { return engine_.slots(); }

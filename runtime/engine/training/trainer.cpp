@@ -17,7 +17,7 @@ using Group = RankGroups::Group;
 
 namespace {
 
-/// Sums what a result has of all blocks, without the loss behind them.
+/// Returns the sum of a result's squares over all blocks, without the loss behind them.
 double sum_of(std::span<const double> squares) {
   return std::accumulate(squares.begin(), squares.end() - 1, 0.0);
 }

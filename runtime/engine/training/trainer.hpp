@@ -26,18 +26,18 @@ class Trainer final : private OwnedModel, public StepCycle {
   /// Allocates everything that the placement names.
   Trainer(const EngineSetup& setup, ModelRuntime model);
 
-  /// Returns what is known now: the result of this step or, of stages that meet after several
-  /// (steps_of_sums), nothing, or those of all steps since they have met. They meet on both sides
-  /// of a list that commits. The state after a step that diverged is whole and can be committed;
-  /// another step would diverge too. The results are there until the next step.
+  /// Runs a step, and returns the results that are known then: that of this step or, of stages that
+  /// meet after several (steps_of_sums), none, or those of all steps since they last met. They meet
+  /// on both sides of a list that commits. The state after a step that diverged is whole and can be
+  /// committed; another step would diverge too. The results are valid until the next step.
   std::span<const StepResult> step(const data::TokenFile& tokens, const data::Sampler& sampler);
-  /// Makes stages meet, and returns the results that no call has returned. All of them call it.
+  /// Makes stages meet, and returns the results that no call has returned yet. All stages call it.
   std::span<const StepResult> gather_results();
   /// Whether no result is outstanding.
   [[nodiscard]] bool results_complete() const { return results_complete_; }
-  /// The most results that there can be at once.
+  /// Largest number of results at once.
   [[nodiscard]] std::size_t most_results() const { return steps_of_sums_; }
-  /// Mean loss over all whole windows of `tokens`, in file order.
+  /// Returns the mean loss over all whole windows of `tokens`, in file order.
   Evaluation evaluate(const data::TokenFile& tokens);
 
   /// Returns the store of the state.

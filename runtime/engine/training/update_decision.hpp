@@ -16,15 +16,14 @@ namespace spillway::engine {
 [[nodiscard]] double clip_factor(double norm, double limit);
 
 /// Decides the update of a step whose loss and norm are known: clipped, or none where a gradient
-/// was not finite. Counts it in `state`, and tells in `result` what was decided.
+/// was not finite. Counts it in `state`, and records the decision in `result`.
 void decide_update(const config::TrainOptions& options, TrainingState& state, StepResult& result,
                    PendingUpdate& update);
 
 /// Number of steps whose losses and norms the stages of a pipeline bring together at once: one,
-/// unless the pipeline stays full and the update needs no norm. Stages wait for each other then:
-/// each for the passes backward of the stages behind it, of one round. Unless the options set the
-/// number, that is at most 1 % of the time where passes backward take twice as long as those
-/// forward.
+/// unless the pipeline stays full and the update needs no norm. Each stage then waits for one
+/// round's passes backward of the stages behind it. Unless the options set the number, it is chosen
+/// so that this takes at most 1 % of the time if backward takes twice as long as forward.
 [[nodiscard]] std::uint32_t steps_of_sums(const config::TrainOptions& options,
                                           const plan::Workload& workload);
 
@@ -32,7 +31,7 @@ void decide_update(const config::TrainOptions& options, TrainingState& state, St
 /// none where their sum is not finite. The step is counted as one that updates.
 void decide_early(const config::TrainOptions& options, TrainingState& state, StepResult& result,
                   double own_squares, PendingUpdate& update);
-/// Judges that step when its loss and norm are known.
+/// Records that step as skipped if its norm, once known, is not finite.
 void judge_late(const config::TrainOptions& options, TrainingState& state, StepResult& result);
 
 }  // namespace spillway::engine

@@ -1,5 +1,5 @@
 // What a step takes on a grid of data, tensor and pipeline parallel ranks, by closed formulas: an
-// estimate, which no run has met. Parameters, gradients and state stay on the devices. The
+// estimate that no run has confirmed. Parameters, gradients and state stay on the devices. The
 // simulator is exact where this is quick: it plans the stages of one grid, with all tiers.
 //
 // What overlaps: the reduction of gradients with the last backward of a stage, and in stages 2 and
@@ -85,7 +85,7 @@ struct GridSeconds {
   [[nodiscard]] double step() const {
     return compute + recompute + tensor + data + bubble + update;
   }
-  /// Name of the largest part. For `recompute` it is "memory", which has no room for activations.
+  /// Name of the largest part; for `recompute` "memory", which has no room for activations.
   [[nodiscard]] std::string_view bound() const;
   /// Name of the largest part beside compute.
   [[nodiscard]] std::string_view largest_loss() const;

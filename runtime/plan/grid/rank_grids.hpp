@@ -16,7 +16,7 @@ struct RankedGrid {
   GridSeconds seconds;
 };
 
-/// A grid that is none, and why. The choice is that which needs least memory, where that is why.
+/// A rejected grid, with the reason; if memory is the reason, the choice that needs least.
 struct DroppedGrid {
   GridChoice choice;
   double bytes = 0;  ///< needed; 0: the work does not divide
@@ -25,7 +25,7 @@ struct DroppedGrid {
 
 struct GridRanking {
   std::vector<RankedGrid> fitting;   ///< the quickest first
-  std::vector<DroppedGrid> dropped;  ///< those with least memory first, then those of none
+  std::vector<DroppedGrid> dropped;  ///< least memory first, then those that do not divide
 };
 
 /// How far a search goes.
@@ -35,7 +35,7 @@ struct GridSearch {
   bool one_dimension = false;  ///< only cuts that are 1-D
 };
 
-/// Ranks all grids of `search.ranks` ranks: tensor * replicas * stages.
+/// Sorts all grids of `search.ranks` ranks, tensor * replicas * stages, by their estimates.
 [[nodiscard]] GridRanking rank_grids(const GridWork& work, const GridMachine& machine,
                                      const GridSearch& search);
 

@@ -32,12 +32,12 @@ struct TensorCut {
   [[nodiscard]] std::uint32_t ranks() const;
   /// Number of parts that parameters are cut into. The layers of a 2.5-D cut have copies.
   [[nodiscard]] std::uint32_t parameter_parts() const;
-  /// Returns whether a tensor between two matrices, as long as the model is wide, is cut too.
+  /// Whether a tensor between two matrices that is as wide as the model is cut too.
   [[nodiscard]] bool cuts_boundaries() const { return method != TensorMethod::columns; }
   bool operator==(const TensorCut&) const = default;
 };
 
-/// Returns all cuts among so many ranks. For one rank, that is the cut of nothing.
+/// Returns all cuts among so many ranks. For one rank, that is the one that cuts nothing.
 [[nodiscard]] std::vector<TensorCut> cuts_among(std::uint32_t ranks);
 
 /// A product of `tokens` rows with a matrix of inputs * outputs. A 1-D cut takes the columns of one
@@ -62,6 +62,7 @@ struct SentElements {
 [[nodiscard]] std::array<Product, 4> layer_products(const DecoderShape& shape, double tokens);
 /// Returns the product of the head, whose vocabulary a 1-D cut divides.
 [[nodiscard]] Product head_product(const DecoderShape& shape, double tokens);
+/// Returns the elements that each rank sends, on average, for all products of a layer.
 [[nodiscard]] SentElements sent_by_layer(const TensorCut& cut, const DecoderShape& shape,
                                          double tokens);
 

@@ -10,17 +10,17 @@
 namespace spillway::plan {
 
 /// Returns the layers of each part of the model, chunk by chunk and within a chunk stage by stage:
-/// part c * stages + s is chunk c of stage s. No part is empty. Unless the pipeline says how many
-/// layers each has, the part with the most FLOPs has as few as can be. Throws
+/// part c * stages + s is chunk c of stage s. No part is empty. Unless the pipeline names the
+/// number of layers of each, the largest part's FLOPs are as few as possible. Throws
 /// `Error{invalid_argument}` if there are fewer layers than parts, or if the parts that the
-/// pipeline names are not those of the model.
+/// pipeline names do not make up the model.
 [[nodiscard]] std::vector<BlockRange> cut_layers(const Workload& workload,
                                                  const Pipeline& pipeline);
 
 /// Empties the blocks of layers that `workload.stage` does not run.
 void empty_other_stages(Workload& workload);
 
-/// Returns one stage's part of a workload. Its rounds are those of the pipeline. Throws
+/// Returns one stage's part of a workload, with the rounds of the pipeline. Throws
 /// `Error{not_supported}` for layers in tiles, and for what a pipeline that stays full excludes.
 [[nodiscard]] Workload workload_of_stage(const Workload& workload, const Pipeline& cut,
                                          std::uint32_t stage);

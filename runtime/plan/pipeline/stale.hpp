@@ -26,14 +26,14 @@ namespace spillway::plan {
 /// pipeline; they are in flight when the step ends.
 [[nodiscard]] std::uint32_t rounds_begun(const Pipeline& pipeline, std::uint32_t stage);
 
-/// Returns the place of each round of a step among those whose activations a stage keeps. A place
-/// is another round's once the backward of `in_flight` later rounds has been reached, in this step
-/// and across its end. There are `in_flight` places if that divides the rounds.
+/// Returns the place of each round of a step among those whose activations a stage keeps. Two
+/// rounds of one place are at least `in_flight` rounds apart, in this step and across its end.
+/// There are `in_flight` places if that divides the rounds.
 [[nodiscard]] std::vector<std::uint32_t> places_of_rounds(std::uint32_t rounds,
                                                           std::uint32_t in_flight);
 
-/// Returns, for each round of a step and each of later steps that it begins, how many updates of
-/// the steps before this one its weights lack.
+/// Returns, for each round of a step and each round of later steps that it begins, how many updates
+/// of the steps before this one its weights lack.
 [[nodiscard]] std::vector<std::uint32_t> ages_of_rounds(const Pipeline& pipeline,
                                                         std::uint32_t stage);
 
@@ -45,7 +45,7 @@ struct FullPipeline {
   std::vector<std::vector<StageEntry>> fill;  ///< ahead of a step that finds it empty
 };
 
-/// Returns, by stage, the lists of steps. A message is sent in the step that makes it.
+/// Returns what each stage does, by stage. A message is sent in the step that makes it.
 [[nodiscard]] FullPipeline full_pipeline(const Pipeline& pipeline,
                                          const std::vector<StageSeconds>& seconds);
 

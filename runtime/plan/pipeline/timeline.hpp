@@ -1,5 +1,5 @@
-// Timeline: when the passes of a pipeline run, if they take so long, and what passes between its
-// stages meanwhile.
+// Timeline: when the passes of a pipeline run, from how long each takes, and the messages between
+// its stages meanwhile.
 #pragma once
 
 #include <cstdint>
@@ -31,12 +31,13 @@ using Timeline = std::vector<std::vector<PassTime>>;
                                    const std::vector<std::vector<Pass>>& passes,
                                    const std::vector<StageSeconds>& seconds, double message);
 
+/// Seconds from the start to the end of the last pass.
 [[nodiscard]] double seconds_of(const Timeline& timeline);
 
 /// Returns what each stage does. Messages of all stages are in one order, which the timeline gives:
 /// each stands where it has been made and its place at the other end, one of those for
-/// `rounds_in_flight`, is free. So there is no deadlock where each stage ends a message before it
-/// begins the next one, and a message is over only when both its stages have come to it.
+/// `rounds_in_flight`, is free. So there is no deadlock, although each stage ends a message before
+/// it begins the next one, and a message ends only when both its stages have come to it.
 [[nodiscard]] std::vector<std::vector<StageEntry>> steps_of(
     const Pipeline& pipeline, const std::vector<std::vector<Pass>>& passes,
     const Timeline& timeline);

@@ -15,8 +15,8 @@ namespace spillway::plan {
 
 struct BlockCut {
   Tier parameters = Tier::host;  ///< device: resident; host: every visit streams them
-  /// The gradient waits there for its update, or for those of other rounds to be added. On the
-  /// device though the state is elsewhere, only the sum of the rounds goes to the update.
+  /// Tier in which gradients wait for the update and rounds are summed. If it is the device and the
+  /// state is not, only the sum of all rounds crosses the link.
   Tier gradients = Tier::host;
   Tier state = Tier::host;      ///< of master, m and v; on the device, that is what updates them
   std::optional<Tier> saved{};  ///< of saved activations, internals.hpp; none: they are recomputed
@@ -31,7 +31,7 @@ struct Cut;
 struct DataflowGraph;
 struct Placement;
 
-/// Returns whether the block's forward runs again ahead of its backward.
+/// Whether the block's forward runs again ahead of its backward.
 [[nodiscard]] bool is_recomputed(const Workload& workload, const Placement& placement,
                                  std::uint32_t block);
 
@@ -44,7 +44,7 @@ struct Placement;
 /// Returns the nodes that the cut puts off the device, with what crosses the link.
 [[nodiscard]] Cut evaluate_cut(const DataflowGraph& graph, const BlockCut& cut);
 
-/// Returns whether a step has the ops that the cut needs.
+/// Whether a step has the ops that the cut needs.
 [[nodiscard]] bool is_admissible(const Workload& workload, const BlockCut& cut);
 
 /// Returns all cuts of the graph that a step can run, on every tier, from the one that moves least

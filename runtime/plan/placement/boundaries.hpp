@@ -20,17 +20,17 @@
 
 namespace spillway::plan {
 
-/// Returns where a layer's activations wait for the backward that reads them; nothing where none
-/// does on this rank and they are off the device.
+/// Returns where a layer's activations wait for the backward that reads them; nothing if no
+/// backward of this rank does and they are off the device.
 [[nodiscard]] std::optional<Tier> boundary_home(const Workload& workload,
                                                 const Placement& placement, std::uint32_t layer);
 /// Returns the same of a layer whose activations are placed in `tier`; `waits`:
 /// Workload::output_waits.
 [[nodiscard]] std::optional<Tier> boundary_home(Tier tier, bool waits);
-/// Device slots in all: those that `boundary_slots` names and those that pass from layer to layer.
+/// Number of device slots: those of `boundary_slots` and those that pass from layer to layer.
 [[nodiscard]] std::uint32_t device_boundary_slots(const Workload& workload,
                                                   const Placement& placement);
-/// Number of layers whose activations have this home; in a stage, of those that wait there.
+/// Number of layers whose activations have this home; in a stage, of its own that wait there.
 [[nodiscard]] std::uint32_t layers_with(const Workload& workload, const Placement& placement,
                                         Tier home);
 /// Bytes that a tensor takes on disk and in its staging buffer: whole pages.

@@ -49,7 +49,7 @@ struct DataflowGraph {
   std::vector<DataflowNode> nodes{};
   std::vector<DataflowEdge> edges{};
 
-  /// Index of the node called `name`, if there is one.
+  /// Returns the index of the node called `name`, if there is one.
   [[nodiscard]] std::optional<std::uint32_t> find(std::string_view name) const;
 };
 
@@ -68,7 +68,8 @@ struct DataflowOptions {
   Bytes output_bytes{};      ///< the next block's input, the same; 0: there is no such node
 };
 
-/// Graph of p16 fwd activations bwd g16 update momentum variance p32 float2half, output if any.
+/// Returns the graph of p16, fwd, activations, bwd, g16, update, momentum, variance, p32,
+/// float2half and, if it has bytes, output.
 [[nodiscard]] DataflowGraph unfused_graph(const DataflowOptions& options = {});
 
 /// Merges `members` into one node, which takes the place of the first. Edges inside vanish,

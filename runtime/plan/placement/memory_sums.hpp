@@ -37,7 +37,7 @@ class MemorySums {
   void remove(std::uint32_t block, const BlockCut& place);
 
   [[nodiscard]] const PoolSizes& sizes() const { return *sizes_; }
-  /// Returns the size of all blocks' shares of a pool.
+  /// Bytes of all blocks' shares of a pool.
   [[nodiscard]] Bytes share_of(PoolKind pool) const {
     return shares_[static_cast<std::size_t>(pool)];
   }
@@ -53,7 +53,7 @@ class MemorySums {
   SizeCounts streamed_, recomputed_, leaving_, staged_;
 };
 
-/// Bytes of a tier that a placement takes, whose blocks `sums` has.
+/// Bytes of `tier` that `placement` takes; `sums` has been made of its blocks.
 [[nodiscard]] Bytes memory_total(const Placement& placement, const MemorySums& sums, Tier tier);
 
 }  // namespace spillway::plan

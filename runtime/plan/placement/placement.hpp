@@ -30,7 +30,7 @@ struct Placement {
   [[nodiscard]] bool any_state(Tier tier) const;
   [[nodiscard]] bool any_output(Tier tier) const;
   [[nodiscard]] bool any_saved(Tier tier) const;
-  /// Returns whether a step moves anything to or from the disk.
+  /// Whether a step moves anything to or from the disk.
   [[nodiscard]] bool uses_disk() const {
     return any_state(Tier::nvme) || any_output(Tier::nvme) || any_saved(Tier::nvme);
   }
@@ -42,12 +42,12 @@ struct Placement {
 /// and gradients follow each other in two places.
 [[nodiscard]] Placement lean_placement(const Workload& workload, std::optional<Tier> saved = {});
 
-/// Returns the least of `parameter_slots` with which streamed blocks can run: a tied head needs its
-/// own parameters and those of block 0 at once.
+/// Least number of `parameter_slots` with which streamed blocks can run: a tied head needs its own
+/// parameters and those of block 0 at once.
 [[nodiscard]] std::uint32_t least_parameter_slots(const Workload& workload,
                                                   const Placement& placement);
 
-/// Returns whether a pass over the block needs one of `parameter_slots`.
+/// Whether a pass over the block needs one of `parameter_slots`.
 [[nodiscard]] bool is_streamed(const Workload& workload, const Placement& placement,
                                std::uint32_t block);
 [[nodiscard]] bool any_streamed(const Workload& workload, const Placement& placement);
@@ -69,26 +69,26 @@ struct MemoryItem {
 
 /// Bytes of momentum (or of variance) of `parameters` parameters, with their scales.
 [[nodiscard]] Bytes moment_bytes(StateFormat format, ElementCount parameters);
-/// Bytes that an update reads of a tile's slot and a home in memory holds: the master (or its
-/// remainder), m and v, in whole pages. 16-bit parameters are elsewhere in memory anyway.
+/// Bytes of a tile's state, in whole pages, as an update reads it from a slot and a home in memory
+/// holds it: the master (or its remainder), m and v. 16-bit parameters are elsewhere in memory.
 [[nodiscard]] Bytes state_bytes(StateFormat format, ElementCount parameters);
-/// A tile's slot on disk: the state and, where the master is not whole without them, the 16-bit
-/// parameters; nvme_swap/tile_store.hpp says why there are two.
+/// Bytes of a tile's slot on disk: the state and, where the master is not whole without them, the
+/// 16-bit parameters. nvme_swap/tile_store.hpp says why there are two slots.
 [[nodiscard]] Bytes slot_bytes(StateFormat format, ElementCount parameters);
 
-/// One slot of each tile that has slots on disk: all of them with commits, else those that live
-/// there.
+/// Bytes of one slot of each tile that has slots on disk: of all tiles with commits, else of those
+/// that live there.
 [[nodiscard]] Bytes slots_on_disk(const Workload& workload, const Placement& placement);
 
-/// Tiles of all blocks in block order, or of this rank's shards of them; each starts on a leaf of
-/// its block.
+/// Returns the tiles of all blocks in block order, or of this rank's shards of them; each starts on
+/// a leaf of its block.
 [[nodiscard]] std::vector<Tile> make_tiles(const Workload& workload, ElementCount tile_parameters);
 
 /// Size of the first gradient slot, for the largest block that takes one. The vectors of tiles have
-/// one of their own size behind all.
+/// a slot of their own behind all others.
 [[nodiscard]] ElementCount gradient_slot_elements(const Workload& workload);
-/// Size of each slot but the first, by the number of slots n: the second largest of any n blocks in
-/// a row, so that they all find one. For up to a slot for each block.
+/// Size of each slot but the first, by the number of slots n, up to one for each block: the second
+/// largest of any n blocks in a row, so that all of them find a slot.
 [[nodiscard]] std::vector<ElementCount> narrow_slots(const Workload& workload);
 [[nodiscard]] ElementCount vector_elements(const Workload& workload);  ///< 0 without tiles
 [[nodiscard]] ElementCount largest_block(const Workload& workload);

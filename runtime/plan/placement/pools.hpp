@@ -1,5 +1,6 @@
-// Pools: how large the buffers of a placement are, told once: for the memory table, for the memory
-// that a run allocates and for the search of a placement, which changes one block at a time. Pure.
+// Pools: how large the buffers of a placement are, in one place: for the memory table, for the
+// memory that a run allocates and for the search of a placement, which changes one block at a time.
+// Pure.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +16,7 @@
 
 namespace spillway::plan {
 
-/// Bytes that so many elements take.
+/// Bytes of so many elements.
 [[nodiscard]] inline Bytes bytes_of(ElementCount count, DType dtype) {
   return Bytes{count.value() * size_of(dtype)};
 }
@@ -31,11 +32,12 @@ struct Pool {
 };
 using Pools = std::array<Pool, kPoolCount>;
 
+/// Returns the pools of a placement.
 [[nodiscard]] Pools make_pools(const Workload& workload, const Placement& placement);
-/// Returns the pools with only what a plan needs: the buffers that its ops name, the constants, and
-/// where its losses go on the host.
+/// Returns the pools with only those buffers that a plan needs: those that its ops name, the
+/// constants, and the place of its losses on the host.
 [[nodiscard]] Pools used_by(const StepPlan& plan, Pools pools);
-/// Returns the lines of the memory table of these pools.
+/// Returns the lines of these pools in the memory table.
 [[nodiscard]] std::vector<MemoryItem> memory_items(const Pools& pools);
 
 /// Pools whose buffers belong to blocks: a block has its share of them, or none.
@@ -64,16 +66,16 @@ class PoolSizes {
     bool operator==(const Block&) const = default;
   };
 
-  /// `commits` as in Placement. The workload outlives this.
+  /// Computes the shares. `commits`: as in Placement. The workload outlives this.
   PoolSizes(const Workload& workload, StateFormat format, ElementCount tile_parameters,
             bool commits);
 
-  /// Returns whether a block that is placed so has its share of a pool of blocks.
+  /// Whether a block that is placed so has its share of a pool of blocks.
   [[nodiscard]] bool has_share(PoolKind pool, std::uint32_t block, const BlockCut& place) const;
-  /// Returns the size of one of the buffers in a block's share: of a tile of so many parameters,
-  /// or of a micro-batch.
+  /// Bytes of one of the buffers in a block's share: of a tile of so many parameters, or of a
+  /// micro-batch.
   [[nodiscard]] Bytes buffer_bytes(PoolKind pool, std::uint32_t block, ElementCount tile) const;
-  /// Returns whether what the block saves leaves the device.
+  /// Whether what the block saves leaves the device.
   [[nodiscard]] bool saved_leaves(std::uint32_t block, const BlockCut& place) const {
     return place.saved.value_or(Tier::device) != Tier::device && saved(block) > Bytes{};
   }
@@ -84,7 +86,7 @@ class PoolSizes {
   [[nodiscard]] std::span<const std::uint64_t> padded_sizes() const { return padded_sizes_; }
   [[nodiscard]] std::span<const std::uint64_t> saved_sizes() const { return saved_sizes_; }
   [[nodiscard]] ElementCount gradient_slot() const { return gradient_slot_; }
-  /// Returns the size of each of so many gradient slots but the first.
+  /// Size of each of so many gradient slots but the first.
   [[nodiscard]] ElementCount narrow_slot(std::uint32_t slots) const {
     return narrow_slots_[std::min<std::size_t>(slots, narrow_slots_.size() - 1)];
   }
@@ -109,7 +111,7 @@ class PoolSizes {
 [[nodiscard]] std::uint32_t slots_of(PoolKind pool, const Workload& workload,
                                      const Placement& placement);
 
-/// The largest that blocks of a placement need of the buffers that they share.
+/// The most that a block of a placement needs of each buffer that blocks share.
 struct Strides {
   ElementCount streamed;  ///< parameters of a block that is streamed
   Bytes leaving;          ///< what a block saves that leaves the device
@@ -117,7 +119,8 @@ struct Strides {
   Bytes recomputed;       ///< what a block saves that is recomputed
 };
 
-/// Buffers of one size; before and behind them one of another, unless it has no bytes.
+/// Buffers of one size, and one of another size before and behind them, each left out if it has no
+/// bytes.
 struct Row {
   Bytes first;
   std::uint64_t count = 0;
@@ -126,8 +129,8 @@ struct Row {
   [[nodiscard]] Bytes bytes() const { return first + each * count + last; }
 };
 
-/// Returns the buffers of a pool that do not belong to blocks. `lands`: some gradient of a round is
-/// summed with others on the host.
+/// Returns the buffers of a pool that do not belong to blocks. `lands`: gradients of some block are
+/// summed on the host, so landing buffers are needed.
 [[nodiscard]] Row row_of(PoolKind pool, const PoolSizes& sizes, const Placement& placement,
                          const Strides& strides, bool lands);
 

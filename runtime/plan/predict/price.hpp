@@ -16,12 +16,12 @@ struct LaneWork {
   LaneWork& operator+=(const LaneWork& other);
 };
 
-/// Returns what the block's cut costs in one step: the edges that it severs on the link, the nodes
-/// on the processor that runs them, what passes between ranks, and what disk tiers read and write.
+/// Returns the work of the block's cut in one step: on the link, the edges that it severs; on each
+/// processor, its nodes; also what passes between ranks, and what disk tiers read and write.
 [[nodiscard]] LaneWork work_of(const Workload& workload, const Placement& placement,
                                std::uint32_t block);
 
-/// Returns what the cuts of all blocks cost.
+/// Returns the work of the cuts of all blocks.
 [[nodiscard]] LaneWork work_of_blocks(const Workload& workload, const Placement& placement);
 
 /// Lower bound of `simulate(build_training_step(workload, placement), profile).step_seconds`. A

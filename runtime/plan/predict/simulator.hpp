@@ -49,18 +49,18 @@ struct Prediction {
   }
 };
 
-/// Returns the seconds of the op's work with no other lane active, overhead not included. Throws
+/// Seconds of the op's work with no other lane active, overhead not included. Throws
 /// `Error{invalid_argument}` if the op uses a rate that the profile lacks.
 [[nodiscard]] double work_seconds(const MachineProfile& profile, const Op& op);
 
-/// Throws `Error{invalid_argument}` if an op depends on itself or on a later op, names no lane, or
-/// uses a rate that the profile lacks.
+/// Predicts the plan. Throws `Error{invalid_argument}` if an op depends on itself or on a later op,
+/// names no lane, or uses a rate that the profile lacks.
 [[nodiscard]] Prediction simulate(const StepPlan& plan, const MachineProfile& profile);
 
-/// Predicts the lists of all stages of a pipeline, which begin together and each have the profile
-/// to themselves. A send and its receive start together. Each prediction has the seconds until the
-/// last stage ends, and no critical path. Throws `Error{invalid_argument}` as `simulate` does, and
-/// if messages wait for each other.
+/// Predicts the lists of all stages of a pipeline, which begin together; each has a machine of this
+/// profile to itself. A send and its receive start together. Each prediction has the seconds until
+/// the last stage ends, and no critical path. Throws `Error{invalid_argument}` as `simulate` does,
+/// and if messages wait for each other.
 [[nodiscard]] std::vector<Prediction> simulate_stages(std::span<const StepPlan> stages,
                                                       const MachineProfile& profile);
 

@@ -26,7 +26,7 @@ PlacementRequest possible(PlacementRequest request, const Workload& workload) {
   return request;
 }
 
-/// The first of [first, end) for which `holds`, which does for all after one for which it does.
+/// Returns the first of [first, end) for which `holds` is true; it is true for all behind that one.
 template <class Holds>
 std::size_t first_where(std::size_t first, std::size_t end, const Holds& holds) {
   while (first < end) {

@@ -14,12 +14,13 @@ namespace spillway::plan {
 
 /// What the user asked for; an empty option is the planner's choice.
 struct PlacementRequest {
-  std::optional<Tier> state{};        ///< home of all optimizer state
-  std::optional<bool> resident{};     ///< all parameters on the device, or none
-  std::optional<bool> keep{};         ///< all activations kept, or all recomputed
-  bool offload = false;               ///< with `keep`: what does not fit waits elsewhere
-  Tier offload_to = Tier::host;       ///< with `offload`: where it waits
-  double offload_share = 0;           ///< without `keep`: of the blocks, whose wait on the host
+  std::optional<Tier> state{};     ///< home of all optimizer state
+  std::optional<bool> resident{};  ///< all parameters on the device, or none
+  std::optional<bool> keep{};      ///< all activations kept, or all recomputed
+  bool offload = false;            ///< with `keep`: what does not fit waits elsewhere
+  Tier offload_to = Tier::host;    ///< with `offload`: where it waits
+  /// Share of the blocks whose saved activations wait on the host; only while `keep` is open.
+  double offload_share = 0;
   std::optional<Tier> activations{};  ///< home of all boundary activations
   std::optional<bool> sums{};         ///< gradients of rounds summed on the device, or off it
   WorkOrder order = WorkOrder::layer_major;
@@ -29,7 +30,7 @@ struct PlacementRequest {
   bool commits = true;                      ///< steps are made true on disk; see `Placement`
 };
 
-/// Number of blocks that the request uploads ahead. More slots than blocks would hold nothing.
+/// Number of blocks that the request uploads ahead, at most all: more slots would stay empty.
 [[nodiscard]] inline std::uint32_t prefetch_of(const PlacementRequest& request,
                                                const Workload& workload) {
   return std::min(request.prefetch.value_or(1), static_cast<std::uint32_t>(workload.blocks.size()));

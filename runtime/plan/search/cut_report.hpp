@@ -1,5 +1,5 @@
-// How the blocks of a placement are cut, and for each kind of block what the next best cut is and
-// why it is not the one. Pure.
+// How the blocks of a placement are cut, and for each kind of block the next best cut with the
+// reason why it was not chosen. Pure.
 #pragma once
 
 #include <cstdint>
@@ -34,8 +34,8 @@ struct CutReport {
   std::optional<NextBest> next{};
 };
 
-/// Reports on the cuts of `step`, in the order of the blocks. The next best is one that the request
-/// leaves open; it uses the disk only if the placement does.
+/// Reports on the cuts of `step`, in the order of the blocks. The next best cut is one that the
+/// request leaves open; it uses the disk only if the placement does.
 [[nodiscard]] std::vector<CutReport> report_cuts(const Workload& workload, const Budgets& budgets,
                                                  const PlacementRequest& request,
                                                  const MachineProfile& profile,

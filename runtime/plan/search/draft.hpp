@@ -23,7 +23,7 @@ class Draft {
   [[nodiscard]] std::uint32_t size() const {
     return static_cast<std::uint32_t>(placement_.blocks.size());
   }
-  /// Changes what is not of a single block, by `change(placement)`.
+  /// Changes what belongs to no single block, by `change(placement)`.
   template <class Change>
   void adjust(const Change& change) {
     change(placement_);
@@ -58,7 +58,7 @@ struct BoundaryPlan {
 /// device than the one before it, and no less of the other tiers but for staging.
 class BoundaryPlans {
  public:
-  /// `spill`: activations may go to the disk. `shrink`: slots may be given up.
+  /// Lists the ways. `spill`: activations may go to the disk. `shrink`: slots may be given up.
   BoundaryPlans(const Workload& workload, const PlacementRequest& request, bool spill, bool shrink)
       : slots_(2 * (prefetch_of(request, workload) + 1)) {
     const bool wants_device = request.activations.value_or(Tier::device) == Tier::device;
@@ -71,7 +71,8 @@ class BoundaryPlans {
     if (shrink) fewer_slots_ = slots_ - 1;  // one, beside those that pass from block to block
   }
 
-  [[nodiscard]] std::size_t on_device() const { return on_device_; }  ///< 1: plan 0 moves nothing
+  /// Returns 1 if plan 0 leaves all boundaries on the device, else 0.
+  [[nodiscard]] std::size_t on_device() const { return on_device_; }
   [[nodiscard]] std::size_t size() const { return first_with_fewer_slots() + fewer_slots_; }
   [[nodiscard]] std::size_t first_with_fewer_slots() const { return on_device_ + ends_.size(); }
   [[nodiscard]] BoundaryPlan operator[](std::size_t i) const {

@@ -28,7 +28,7 @@ struct Saved {
   double offload_share = 0;
 };
 
-/// Every request of `list` with each of the ways; `set` writes one into a request.
+/// Replaces each request of `list` by one for each of the ways; `set` writes a way into a request.
 template <class Way, class Set>
 void vary(std::vector<PlacementRequest>& list, const std::vector<Way>& ways, const Set& set) {
   std::vector<PlacementRequest> varied;
@@ -38,8 +38,8 @@ void vary(std::vector<PlacementRequest>& list, const std::vector<Way>& ways, con
   list = std::move(varied);
 }
 
-/// What to try of a data node: what the user said, or first the chooser's own way, where blocks may
-/// differ, and then, if several tiers are `open`, each.
+/// Returns what to try for a data node: what the user asked for; else the chooser's own way, in
+/// which blocks may differ, and then, if several tiers are `open`, each of them.
 template <class Value>
 std::vector<std::optional<Value>> ways(const std::optional<Value>& given, bool open,
                                        std::initializer_list<Value> others) {
@@ -74,8 +74,8 @@ std::uint32_t sample_block(const Workload& workload) {
   return workload.blocks.size() > 2 ? 1 : 0;
 }
 
-/// The requests that leave fewer cuts open than the given one: the tiers that a data node has among
-/// the open cuts are tried for each by itself and together with those of the other nodes.
+/// Returns the request and those that leave fewer cuts open: for each data node the tiers that it
+/// has among the open cuts, by themselves and together with those of the other nodes.
 std::vector<PlacementRequest> narrowed(const Workload& workload, const PlacementRequest& request,
                                        const MachineProfile& profile) {
   const std::vector<BlockCut> cuts = open_cuts(workload, request, profile);
@@ -107,7 +107,7 @@ std::vector<PlacementRequest> narrowed(const Workload& workload, const Placement
   return list;
 }
 
-/// The request with blocks further ahead: more of their gathers are hidden, until they hold up the
+/// Returns the request with gathers further ahead: more of them are hidden, until they hold up the
 /// reductions, which share the lane.
 std::vector<PlacementRequest> further_ahead(const PlacementRequest& request) {
   std::vector<PlacementRequest> list;
@@ -118,7 +118,7 @@ std::vector<PlacementRequest> further_ahead(const PlacementRequest& request) {
   return list;
 }
 
-/// Looks for the shortest step, from that of `first` on, which is for `request`.
+/// Search for the shortest step, beginning with that of `first`, a placement for `request`.
 class PlacementSearch {
  public:
   PlacementSearch(const Workload& workload, const Budgets& budgets, const PlacementRequest& request,

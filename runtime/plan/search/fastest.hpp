@@ -1,4 +1,4 @@
-// Compares placements by what the simulator says of their steps. Pure.
+// Search for the placement with the shortest simulated step. Pure.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +17,7 @@ inline constexpr double kWorthwhile = 0.99;
 /// Ops that a search simulates, about a second's worth.
 inline constexpr std::size_t kOpsSimulated = 4'000'000;
 
-/// Returns whether the request leaves the cut open.
+/// Whether the request leaves the cut open.
 [[nodiscard]] bool allows(const Workload& workload, const PlacementRequest& request,
                           const BlockCut& cut);
 

@@ -34,8 +34,8 @@ struct Upgrade {
 /// Upgrades all blocks, else as many as fit, the latest first.
 void fill(Draft& draft, const Upgrade& upgrade);
 
-/// Keeps saved activations of a share of the blocks on the host, spread evenly: the link has the
-/// time of the blocks between two of them to carry what one saves.
+/// Keeps saved activations of a share of the blocks on the host, spread evenly: to carry what one
+/// of them saves, the link has the time of the blocks up to the next.
 void spread_saved(Draft& draft, const PlacementRequest& request);
 
 /// Moves saved activations of as few blocks as make the device large enough to the tier, the
@@ -45,7 +45,7 @@ void offload_saved(Draft& draft, Tier tier);
 /// Moves state of as few blocks as make the host large enough to disk, the latest first.
 void spill_state(Draft& draft);
 
-/// Moves likewise outputs of layers before `end`, the earliest first: theirs wait longest.
+/// Moves likewise outputs of layers before `end`, the earliest first: they wait longest.
 void spill_outputs(Draft& draft, std::uint32_t end);
 
 }  // namespace spillway::plan::detail

@@ -92,7 +92,7 @@ class Order {
   std::vector<std::array<OpIndex, kLaneCount>> after_;
 };
 
-/// The ops that have used a buffer: its last writer, and who has read since.
+/// The ops that have used a buffer: its last writer, and the readers since.
 struct Users {
   OpIndex writer = kNone;
   std::vector<OpIndex> readers;
@@ -127,7 +127,7 @@ std::string find_race(const StepPlan& plan, std::size_t circumstance) {
   return {};
 }
 
-/// What a step leaves in a buffer for another step to find.
+/// Whether a pool's contents outlive the step, for another step to find.
 bool outlives_steps(PoolKind pool, std::size_t circumstance) {
   switch (pool) {
     case PoolKind::resident_parameters:

@@ -35,7 +35,7 @@ class DependencyTracker {
   /// An op in one circumstance.
   struct Order {
     PerLane complete{};  ///< the last that is complete when the op starts
-    PerLane seen_by{};   ///< of an op of a disk lane: the first that comes after it
+    PerLane seen_by{};   ///< for a disk op: the first op of each lane known to run after it
   };
   struct Placed {
     Lane lane;

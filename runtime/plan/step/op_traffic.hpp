@@ -1,5 +1,6 @@
-// Traffic of ops: what the simulator divides by a measured rate. Of ops that only pass over memory,
-// it is bytes read plus bytes written, each array once; of collectives, what a rank sends. Pure.
+// Traffic of ops: the bytes that the simulator divides by a measured rate. For ops that only pass
+// over memory, bytes read plus bytes written, each array once; for collectives, what a rank sends.
+// Pure.
 #pragma once
 
 #include <cstdint>

@@ -14,8 +14,8 @@ namespace spillway::plan {
 /// first passes of the next one.
 [[nodiscard]] StepPlan build_training_step(const Workload& workload, const Placement& placement);
 
-/// Returns the same, in which all state that lives in memory also goes to disk, each tile as soon
-/// as it is updated; then the commit, while forward and backward go on.
+/// Returns a training step in which all state that lives in memory also goes to disk, each tile as
+/// soon as it is updated; then the commit, while forward and backward go on.
 [[nodiscard]] StepPlan build_recorded_step(const Workload& workload, const Placement& placement);
 
 /// Returns the passes of a step that a pipeline which stays full runs ahead of it, for a step that
@@ -29,11 +29,13 @@ namespace spillway::plan {
 /// Returns forward and loss of one round of micro-batches, no gradients.
 [[nodiscard]] StepPlan build_evaluation(const Workload& workload, const Placement& placement);
 
-/// Writes the state of all tiles that do not live on disk, then commits. No update is pending.
+/// Returns a list that writes the state of all tiles that do not live on disk, and then commits. No
+/// update is pending.
 [[nodiscard]] StepPlan build_snapshot(const Workload& workload, const Placement& placement);
 
-/// Return, where another framework runs the passes on streamed parameters and `build_training_step`
-/// is its forward pass alone, a backward pass, and the norms of the gradients of all of them.
+/// Returns a backward pass, or the norms of the gradients of all such passes, where another
+/// framework runs the passes on streamed parameters. `build_training_step` is a forward pass alone
+/// then.
 [[nodiscard]] StepPlan build_external_backward(const Workload& workload,
                                                const Placement& placement);
 [[nodiscard]] StepPlan build_external_norms(const Workload& workload, const Placement& placement);

@@ -11,7 +11,6 @@ void Activations::restart() {
   waiting_.clear();
 }
 
-/// Describes a layer's output off the device.
 Activations::Leaving Activations::boundary(std::uint32_t layer, std::uint32_t m) const {
   const Tier home = *boundary_home(workload_, placement_, layer);
   const bool disk = home == Tier::nvme;
@@ -24,7 +23,6 @@ Activations::Leaving Activations::boundary(std::uint32_t layer, std::uint32_t m)
                                  layer, m)};
 }
 
-/// Describes what a block saves for its backward, off the device.
 Activations::Leaving Activations::internals(std::uint32_t block, std::uint32_t m) const {
   const bool disk = placement_.blocks[block].saved == Tier::nvme;
   const PoolKind home = disk ? PoolKind::disk_kept_activations : PoolKind::host_kept_activations;
@@ -46,7 +44,6 @@ void Activations::append_copy(const Leaving& what, Lane lane, const Buffer& from
   append(copy);
 }
 
-/// Takes what has been made to its home, on the way to the disk through a staging buffer.
 void Activations::take_away(const Leaving& what, const Buffer& made) {
   const bool spills = tier_of(what.home.pool) == Tier::nvme;
   const Buffer host = spills ? take_free(what.staging) : what.home;
@@ -55,7 +52,6 @@ void Activations::take_away(const Leaving& what, const Buffer& made) {
   give_back(host);
 }
 
-/// Brings it back to a device slot.
 Buffer Activations::bring_back(const Leaving& what) {
   const bool fetches = tier_of(what.home.pool) == Tier::nvme;
   const Buffer host = fetches ? take_free(what.staging) : what.home;
@@ -66,19 +62,16 @@ Buffer Activations::bring_back(const Leaving& what) {
   return device;
 }
 
-/// Returns where the layer's output is for the next layer's forward.
 Buffer Activations::passing_activation(std::uint32_t layer, std::uint32_t m) const {
   const bool stays = boundary_home(workload_, placement_, layer) == Tier::device;
   return stays ? of_micro_batch(PoolKind::boundaries, layer, m) : passing_[m];
 }
 
-/// Returns where the gradient of the layer's output is for its backward.
 Buffer Activations::passing_gradient(std::uint32_t m) const {
   if (placement_.boundary_slots == 0) return {PoolKind::boundary_gradients, in_flight(m)};
   return passing_[m];
 }
 
-/// Returns where the layer's output is for the next layer's backward.
 Buffer Activations::returning_activation(std::uint32_t layer, std::uint32_t m) {
   if (boundary_home(workload_, placement_, layer) == Tier::device) {
     return of_micro_batch(PoolKind::boundaries, layer, m);
@@ -106,26 +99,21 @@ void Activations::pass_activation(std::uint32_t layer, std::uint32_t m, const Bu
   passing_[m] = made;
 }
 
-/// Takes a gradient to the backward of the layer whose output it is of.
 void Activations::pass_gradient(std::uint32_t m, const Buffer& made) {
   if (made.pool == PoolKind::boundary_slots) passing_[m] = made;
 }
 
-/// Returns the buffer of its own of what the block's layer saves, or the scratch.
 Buffer Activations::kept_activations(std::uint32_t block, std::uint32_t m) const {
   const std::uint32_t first = workload_.first_block(workload_.layer_of(block));
   if (placement_.blocks[first].saved) return of_micro_batch(PoolKind::kept_activations, first, m);
   return {PoolKind::recomputation_scratch, workload_.tiled ? m : 0};
 }
 
-/// Returns where backward finds what forward saved, or where it saves what it recomputes.
 Buffer Activations::returning_activations(std::uint32_t block, std::uint32_t m) {
   if (!internals_leave(workload_, placement_, block)) return kept_activations(block, m);
   return bring_back(internals(block, m));
 }
 
-/// The boundaries of a round that have come, or that its pass has made, wait in their slots while
-/// passes and messages of other rounds go on.
 void Activations::put_by(Direction direction, std::uint32_t layer) {
   const bool in_slots = direction == Direction::forward
                             ? boundary_home(workload_, placement_, layer) != Tier::device
@@ -136,7 +124,6 @@ void Activations::put_by(Direction direction, std::uint32_t layer) {
   }
 }
 
-/// The pass that reads them begins, or they are sent.
 void Activations::restore_boundary(Direction direction, std::uint32_t layer) {
   for (std::uint32_t m = 0; m < workload_.micro_batches; ++m) {
     const auto waits = waiting_.extract(passing(direction, layer, m));

@@ -17,16 +17,16 @@ class BufferPools {
   explicit BufferPools(const Workload& workload)
       : workload_(workload), narrow_slots_(narrow_slots(workload)) {}
 
-  /// Frees all that the placement has.
+  /// Frees all buffers that the placement has.
   void open(const Placement& placement);
   /// Returns the buffer of the pool that has been free for longest.
   Buffer take_free(PoolKind pool);
-  /// Takes a gradient slot that is as large as the block; of the vectors of tiles, their own. Where
-  /// each block has a slot, the first is left to the only block that fits no other.
+  /// Takes a gradient slot that is large enough for the block; for the vectors of tiles, their own.
+  /// In micro-batch-major order, where each block has a slot, leaves the first to the only block
+  /// that fits no other.
   Buffer take_slot(PoolKind pool, std::uint32_t block);
   void give_back(const Buffer& buffer);  ///< No effect on one that never comes and goes.
-  /// Returns the buffer of a pool of gradients that is the vectors' own, behind those that come and
-  /// go.
+  /// Returns the vectors' own buffer in a pool of gradients, behind those that come and go.
   [[nodiscard]] Buffer of_vectors(PoolKind pool) const { return {pool, gradient_slots_}; }
 
  private:

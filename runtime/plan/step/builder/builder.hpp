@@ -14,13 +14,15 @@ namespace spillway::plan {
 
 class Builder {
  public:
-  /// `records`: state that lives in memory goes to disk after its update.
+  /// Begins a list. `records`: state that lives in memory goes to disk after its update. The
+  /// workload outlives this.
   Builder(const Workload& workload, const Placement& placement, bool records = false);
   Builder(const Builder&) = delete;
   Builder& operator=(const Builder&) = delete;
   /// Begins a list for another placement in the memory of the last.
   void restart(const Placement& placement);
 
+  // Each writes the list that the function of step_builder.hpp returns.
   void flush();
   void training();
   void fill();

@@ -2,8 +2,7 @@
 
 namespace spillway::plan {
 
-/// Has a pass read the parameters of its block where the framework finds them: on the host, or on
-/// the device, to where they are uploaded. A block that is wholly frozen has no tiles.
+/// A block that is wholly frozen has no tiles.
 ExternalPasses::ExternalWeights ExternalPasses::bring_external(OpDraft& pass) {
   const std::uint32_t block = pass.op.block;
   ExternalWeights weights{.trained = tiles_of(PoolKind::host_parameters, block), .frozen = {}};
@@ -25,8 +24,7 @@ void ExternalPasses::give_back(const ExternalWeights& weights) {
   give_back(weights.frozen);
 }
 
-/// Appends the pending update and a forward of each block, which waits for no more than the block's
-/// own update.
+/// A forward waits for no more than the update of its own block.
 void ExternalPasses::forward() {
   for (std::uint32_t block = 0; block < blocks(); ++block) {
     state_.update_block(block);
@@ -38,8 +36,6 @@ void ExternalPasses::forward() {
   state_.append_step_commit();
 }
 
-/// Appends a backward of each block, the last one first, which leaves the gradient of the whole
-/// step on the host.
 void ExternalPasses::backward() {
   step_.round = workload_.rounds - 1;
   for (std::uint32_t block = blocks(); block-- > 0;) {
@@ -56,7 +52,6 @@ void ExternalPasses::backward() {
   }
 }
 
-/// Appends the norms of gradients that several backward passes have left.
 void ExternalPasses::norms() {
   step_.round = workload_.rounds - 1;
   for (std::uint32_t block = blocks(); block-- > 0;) {

@@ -14,8 +14,12 @@ class ExternalPasses : public StepPart {
   ExternalPasses(StepDraft& step, Weights& weights, Gradients& gradients, StateSide& state)
       : StepPart(step), weights_(weights), gradients_(gradients), state_(state) {}
 
+  /// Writes a step: all passes, or a forward pass alone where parameters are streamed.
   void training();
+  /// Writes a backward of each block, the last one first, which leaves the gradient of the whole
+  /// step on the host.
   void backward();
+  /// Writes the norms of gradients that several backward passes have left.
   void norms();
 
  private:
@@ -24,9 +28,12 @@ class ExternalPasses : public StepPart {
     Buffer trained;
     Buffer frozen;
   };
+  /// Declares that a pass reads the parameters of its block where the framework finds them: on the
+  /// host, or on the device, to where they are uploaded.
   ExternalWeights bring_external(OpDraft& pass);
   using StepPart::give_back;
   void give_back(const ExternalWeights& weights);
+  /// Writes the pending update and a forward of each block.
   void forward();
 
   Weights& weights_;

@@ -4,7 +4,7 @@
 
 namespace spillway::plan {
 
-/// Every op of tiles adds to the gradient of the vectors, which is complete with the first layer's.
+/// The gradient of the vectors is complete with the first layer's.
 void Gradients::write_vectors(OpDraft& draft) const {
   if (!workload_.tiled) return;
   draft.write(step_.pools.of_vectors(PoolKind::accumulators), {ValueKind::gradient_sum});
@@ -23,14 +23,12 @@ void Gradients::add_gradient(OpDraft& draft, const Buffer& accumulator) {
   draft.write(accumulator, {ValueKind::gradient_sum, draft.op.block, 0, step_.round, m});
 }
 
-/// Norms add to the sums after the passes of all micro-batches have.
 void Gradients::add_norm_gradient(OpDraft& draft, const Buffer& accumulator) {
   const std::uint32_t before = workload_.micro_batches - 1 + draft.op.micro_batch;
   draft.read(accumulator, {ValueKind::gradient_sum, draft.op.block, 0, step_.round, before});
   draft.write(accumulator, {ValueKind::gradient_sum, draft.op.block, 0, step_.round, before + 1});
 }
 
-/// The round's gradients of what all ranks have become those of the whole group.
 void Gradients::sum_shared(std::uint32_t block) {
   const BlockShape& shape = workload_.blocks[block];
   const Bytes bytes{(shape.parameters - shape.partial_first).value() * sizeof(float)};
@@ -43,7 +41,6 @@ void Gradients::sum_shared(std::uint32_t block) {
                sum(last - 1), sum(last));
 }
 
-/// The round's gradient of a block is complete in its accumulator: rounds it and moves it on.
 void Gradients::finish_gradient(std::uint32_t block) {
   if (workload_.sums_shared(block)) sum_shared(block);
   const bool vectors = workload_.tiled && block == 0;
@@ -86,7 +83,6 @@ void Gradients::finish_gradient(std::uint32_t block) {
   append_norms(block, PoolKind::host_gradients);
 }
 
-/// Brings a round's gradient to the host, or what this rank gets of it; several are summed there.
 void Gradients::download_gradient(std::uint32_t block, const Buffer& made) {
   const Buffer gradient = workload_.ranks.count > 1 ? reduce_gradient(block, made) : made;
   const Buffer home = tiles_of(PoolKind::host_gradients, block);
@@ -115,8 +111,6 @@ void Gradients::download_gradient(std::uint32_t block, const Buffer& made) {
   append_norms(block, PoolKind::host_gradients);
 }
 
-/// Returns a buffer with what this rank gets of all ranks' gradients of a round: its shard of their
-/// sum or, where they add up in a fixed order, its shard of each. What has no shards is whole.
 Buffer Gradients::reduce_gradient(std::uint32_t block, const Buffer& gradient) {
   const bool sharded = workload_.shards() > 1;
   const bool summed = workload_.ranks.sums == SumOrder::fast;

@@ -28,15 +28,14 @@ Access GroupPasses::gathered_gradient(std::uint32_t layer, std::uint32_t m) cons
   return {.buffer = {PoolKind::gathered_gradients, m}, .value = gradient};
 }
 
-/// The ranks' addends become their sum.
 void GroupPasses::sum_passes(std::uint32_t block, const Access& sum) {
   const OpKind kind = workload_.shares_tokens() ? OpKind::reduce_scatter : OpKind::all_reduce;
   append_group(kind, block, sum.value.micro_batch, pass_sum_traffic(workload_), addend_of(sum),
                sum);
 }
 
-/// A rank makes its own tokens of a norm's output, and all of them gather it. `reads` has what the
-/// pass reads that wants it.
+/// Writes a rank's own tokens of a norm's output, which all of them gather. `reads`: the pass that
+/// reads the result.
 void GroupPasses::gather_normal(const OpDraft& reads, const Buffer& input) {
   if (!workload_.shares_tokens()) return;
   const std::uint32_t m = reads.op.micro_batch;
@@ -103,8 +102,8 @@ void GroupPasses::visit_forward(std::uint32_t block, MicroBatches range, bool tr
   give_back(weights);
 }
 
-/// Backward as far as a rank comes alone: to its addend to the gradient of the norm's output, or of
-/// the embedding to the end.
+/// Writes backward as far as a rank can run it alone: to its addend to the gradient of the norm's
+/// output; of the embedding, to the end.
 void GroupPasses::backward_part(std::uint32_t block, std::uint32_t m, const Buffer& weights,
                                 const Buffer& accumulator) {
   const BlockShape& shape = workload_.blocks[block];
@@ -142,7 +141,7 @@ void GroupPasses::backward_part(std::uint32_t block, std::uint32_t m, const Buff
   give_back(kept);
 }
 
-/// Backward of the norm, whose input has waited for it.
+/// Writes backward of the norm, whose input has waited for it.
 void GroupPasses::finish_backward(std::uint32_t block, std::uint32_t m, const Buffer& weights,
                                   const Buffer& accumulator) {
   const std::uint32_t layer = workload_.layer_of(block);
@@ -204,7 +203,7 @@ OpDraft GroupPasses::draft_of_head(const HeadVisit& head, std::uint32_t m) const
   return loss;
 }
 
-/// The projection, and what it is multiplied with.
+/// Declares that the op reads a tied projection, and the hidden states that are projected.
 void GroupPasses::read_hidden(OpDraft& loss, const HeadVisit& head, std::uint32_t m) const {
   const std::uint32_t layer = workload_.head_layer();
   if (workload_.tied_head) loss.read(head.borrowed, parameters(0));
@@ -212,7 +211,7 @@ void GroupPasses::read_hidden(OpDraft& loss, const HeadVisit& head, std::uint32_
   loss.read(activations_.passing_activation(layer - 1, m), activation(layer - 1, m));
 }
 
-/// What each rank knows of the tokens, by its part of the vocabulary, goes to all of them.
+/// Gathers on all ranks what each knows of the tokens from its part of the vocabulary.
 void GroupPasses::scan_head(const HeadVisit& head, std::uint32_t m) {
   const Access scans{.buffer = {PoolKind::vocabulary_scans, m},
                      .value = of_pass(ValueKind::scanned, m)};
@@ -229,7 +228,7 @@ void GroupPasses::scan_head(const HeadVisit& head, std::uint32_t m) {
                workload_.scan_bytes * std::uint64_t{workload_.tensor.count - 1}, scans, all);
 }
 
-/// The loss, and in training the gradients of this rank's part of the projection.
+/// Writes the loss and, in training, the gradients of this rank's part of the projection.
 void GroupPasses::loss_of_part(const HeadVisit& head, std::uint32_t m, bool train) {
   const Access sum = norm_gradient(workload_.head_layer(), m);
   OpDraft loss = draft_of_head(head, m);

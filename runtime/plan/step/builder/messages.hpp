@@ -15,21 +15,28 @@ class Messages : public StepPart {
   Messages(StepDraft& step, Weights& weights, Activations& activations)
       : StepPart(step), weights_(weights), activations_(activations) {}
 
+  /// Sends or receives what the turn names: the boundaries of a pass, or a tied gradient.
   void exchange(const StageEntry& turn);
   /// Returns whether the first pass of a list lends the embedding to the stage of a tied head.
   [[nodiscard]] bool lends_first() const {
     return step_.round == 0 && workload_.lends_embedding() &&
            !(step_.trains && workload_.stage.stays_full());
   }
+  /// Sends the embedding, which lies in `weights`, to the stage of the tied head.
   void lend_embedding(const Buffer& weights);
+  /// Sends likewise the version of the embedding that the round uses.
   void lend_stash_of_embedding();
+  /// Receives the embedding for the tied head.
   void borrow_embedding();
 
  private:
   void append_message(OpKind kind, std::uint32_t peer, std::uint32_t block, std::uint32_t m,
                       Bytes bytes, const Access& what);
+  /// Receives a layer's boundaries, and puts them by for the pass that reads them.
   void receive_boundaries(const StageEntry& turn, std::uint32_t layer);
+  /// Sends a layer's boundaries, and frees their slots.
   void send_boundaries(const StageEntry& turn, std::uint32_t layer);
+  /// Sends or receives what a tied head adds to the gradient of the embedding in a round.
   void exchange_tied_gradient(const StageEntry& turn);
 
   Weights& weights_;

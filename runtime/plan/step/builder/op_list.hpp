@@ -13,6 +13,7 @@ class OpList {
  public:
   /// Begins a new list in the memory of the last.
   void clear();
+  /// Appends the op as one of `round`, with the dependencies that follow from its buffers.
   void append(const OpDraft& draft, std::uint32_t round);
   [[nodiscard]] StepPlan& plan() { return plan_; }
   [[nodiscard]] const StepPlan& plan() const { return plan_; }

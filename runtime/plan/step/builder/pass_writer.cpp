@@ -2,7 +2,6 @@
 
 namespace spillway::plan {
 
-/// `held`: the embedding has brought them to the device.
 void PassWriter::bring_tokens(OpDraft& draft, bool held) const {
   const std::uint32_t m = draft.op.micro_batch;
   if (held) return draft.read(device_tokens(m), of_pass(ValueKind::tokens, m));

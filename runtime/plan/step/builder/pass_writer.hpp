@@ -24,11 +24,14 @@ struct Ways {
 class PassWriter : public StepPart {
  public:
   virtual ~PassWriter() = default;
+  /// Forgets the boundaries that the last list has shared.
   void restart() { held_.assign(workload_.micro_batches, {}); }
 
+  /// Writes the forward of a block.
   virtual void visit_forward(std::uint32_t block, MicroBatches range, bool train) = 0;
   /// Writes the loss and, in training, its gradient.
   virtual void visit_head(MicroBatches range, bool train) = 0;
+  /// Writes the backward of a layer's blocks, in reverse, with what it recomputes.
   virtual void backward_layer(std::uint32_t layer, MicroBatches range) = 0;
 
  protected:
@@ -40,6 +43,7 @@ class PassWriter : public StepPart {
         messages_(ways.messages) {
     restart();
   }
+  /// Declares that an op reads the tokens. `held`: the embedding has brought them to the device.
   void bring_tokens(OpDraft& draft, bool held) const;
 
   Weights& weights_;
@@ -99,6 +103,7 @@ class GroupPasses final : public PassWriter {
   [[nodiscard]] Access norm_gradient(std::uint32_t layer, std::uint32_t m) const;
   [[nodiscard]] Access gathered_normal(std::uint32_t layer, std::uint32_t m) const;
   [[nodiscard]] Access gathered_gradient(std::uint32_t layer, std::uint32_t m) const;
+  /// Appends the collective that makes the ranks' addends their sum.
   void sum_passes(std::uint32_t block, const Access& sum);
   void gather_normal(const OpDraft& reads, const Buffer& input);
   void gather_gradient(std::uint32_t block, std::uint32_t m);

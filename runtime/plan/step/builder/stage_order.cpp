@@ -49,7 +49,7 @@ void Builder::staged_training() {
   state_.read_ahead();
 }
 
-/// The passes forward that a step leaves to the one before it.
+/// Writes the passes forward that a step leaves to the one before it.
 void Builder::fill() {
   step_.trains = true;
   run_steps(workload_.stage.fill);
@@ -70,7 +70,7 @@ void Builder::run_steps(const std::vector<StageEntry>& steps) {
   SPILLWAY_ASSERT(activations_.all_restored());
 }
 
-/// One round goes through the model, part by part.
+/// Takes one round through the model, part by part.
 void Builder::staged_evaluation() {
   using Kind = StageEntry::Kind;
   const Stage& stage = workload_.stage;

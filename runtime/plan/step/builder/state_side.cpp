@@ -55,7 +55,6 @@ void StateSide::update_tile(std::uint32_t tile) {
   }
 }
 
-/// Brings a tile that lives in memory to its spare slot on disk.
 void StateSide::record_tile(std::uint32_t tile) {
   const std::uint32_t block = step_.tiles[tile].block;
   const bool device = placement_.blocks[block].state == Tier::device;
@@ -115,7 +114,6 @@ void StateSide::read_ahead() {
   }
 }
 
-/// Appends the commit, which waits for all that is written.
 void StateSide::append_commit() {
   OpDraft commit = draft(OpKind::commit, Lane::nvme_write, 0);
   commit.read({PoolKind::disk_state, 0, static_cast<std::uint32_t>(step_.tiles.size())},
@@ -130,8 +128,7 @@ void StateSide::append_step_commit() {
   if (all_on_disk || records_) append_commit();
 }
 
-/// Appends the pending update of a block, and its new parameters if they live on the device. A
-/// block of another stage has no tiles.
+/// A block of another stage has no tiles.
 void StateSide::update_block(std::uint32_t block) {
   if (step_.first_tile[block] == step_.first_tile[block + 1]) return;
   for (std::uint32_t tile = step_.first_tile[block]; tile < step_.first_tile[block + 1]; ++tile) {
@@ -141,7 +138,6 @@ void StateSide::update_block(std::uint32_t block) {
   if (place.resident() && place.state != Tier::device) weights_.refresh_residents(block);
 }
 
-/// Appends the copy of a block's parameters that passes go on with when its update is over.
 void StateSide::stash_block(std::uint32_t block) {
   const Stage& stage = workload_.stage;
   if (stage.versions == 0 || step_.first_tile[block] == step_.first_tile[block + 1]) return;

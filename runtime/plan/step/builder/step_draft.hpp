@@ -20,7 +20,7 @@ struct MicroBatches {
 };
 
 struct StepDraft {
-  /// The workload outlives it.
+  /// Begins a list. The workload outlives this.
   StepDraft(const Workload& workload_of_step, const Placement& placement_of_step);
   /// Begins a list for another placement in the memory of the last.
   void restart(const Placement& placement_of_step);
@@ -55,7 +55,8 @@ class StepPart {
   Buffer take_free(PoolKind pool) { return step_.pools.take_free(pool); }
   void give_back(const Buffer& buffer) { step_.pools.give_back(buffer); }
 
-  // Buffers.
+  // Buffers
+
   [[nodiscard]] Buffer tiles_of(PoolKind pool, std::uint32_t block) const {
     return {pool, step_.first_tile[block], step_.first_tile[block + 1] - step_.first_tile[block]};
   }
@@ -78,8 +79,9 @@ class StepPart {
             (block - workload_.tied_blocks().first) * rounds + step_.round % rounds};
   }
 
-  // Values.
-  /// Returns the output of a layer that passes on, or its gradient on the way back.
+  // Values
+
+  /// Returns the output of a layer on its way forward, or its gradient on the way back.
   [[nodiscard]] Value passing(Direction direction, std::uint32_t layer, std::uint32_t m) const {
     return direction == Direction::forward ? activation(layer, m) : activation_gradient(layer, m);
   }
@@ -93,7 +95,7 @@ class StepPart {
   [[nodiscard]] Value activation_gradient(std::uint32_t layer, std::uint32_t m) const {
     return {ValueKind::activation_gradient, layer, m, step_.round};
   }
-  /// Returns what the blocks of a layer, its parts, make in turn, after one of them.
+  /// Returns what the blocks of a layer, its parts, make one after another, as it is after `part`.
   [[nodiscard]] Value made_by(ValueKind kind, std::uint32_t layer, std::uint32_t part,
                               std::uint32_t m) const {
     return {kind, layer, m, step_.round, part};
@@ -117,7 +119,7 @@ class StepPart {
     stash.first += version * static_cast<std::uint32_t>(step_.tiles.size());
     return stash;
   }
-  /// Returns what this rank has of a block's parameters, or of its gradient of a round.
+  /// Returns what this rank has of a block's parameters.
   [[nodiscard]] Value shard_of(std::uint32_t block) const {
     return {ValueKind::parameters, block, 0, 0, workload_.shards() > 1 ? kShard : 0};
   }

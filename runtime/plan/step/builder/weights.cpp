@@ -12,7 +12,6 @@ void Weights::restart() {
   ahead_until_ = 1;  // the embedding's backward reads no parameters
 }
 
-/// Uploads what this rank has of a block's parameters.
 void Weights::upload_parameters(std::uint32_t block, const Buffer& target, Needed needed) {
   OpDraft upload = draft(OpKind::copy, Lane::h2d, block);
   upload.op.if_pending = needed == Needed::after_update;
@@ -28,8 +27,6 @@ void Weights::upload_parameters(std::uint32_t block, const Buffer& target, Neede
   append(upload);
 }
 
-/// Returns where the block's parameters are on the device; uploads or gathers them if they are
-/// streamed.
 Buffer Weights::bring_parameters(std::uint32_t block) {
   if (ahead_[block]) return *std::exchange(ahead_[block], std::nullopt);
   if (workload_.gathers()) return gather_for_pass(block);
@@ -50,8 +47,6 @@ void Weights::read_vectors(OpDraft& draft) const {
   draft.read(tiles_of(PoolKind::resident_parameters, 0), parameters(0));
 }
 
-/// Brings what the host has updated to the parameters on the device; where ranks have updated a
-/// part each, from all of them.
 void Weights::refresh_residents(std::uint32_t block) {
   const bool shares = workload_.shares_updates();
   const Buffer target = shares ? take_free(PoolKind::parameter_shards)
@@ -62,7 +57,6 @@ void Weights::refresh_residents(std::uint32_t block) {
   give_back(target);
 }
 
-/// Makes a block's parameters whole from the shards of all ranks.
 void Weights::gather(std::uint32_t block, const Buffer& shard, const Buffer& whole, Needed needed) {
   OpDraft gather = draft(OpKind::all_gather, Lane::net, block);
   gather.op.if_pending = needed == Needed::after_update;
@@ -72,7 +66,6 @@ void Weights::gather(std::uint32_t block, const Buffer& shard, const Buffer& who
   append(gather);
 }
 
-/// Keeps this rank's part of what has been gathered for the next visits of the step.
 void Weights::keep_secondary(std::uint32_t block, const Buffer& whole) {
   OpDraft keep = draft(OpKind::copy, Lane::d2h, block);
   keep.op.bytes = secondary_bytes(block);
@@ -82,7 +75,6 @@ void Weights::keep_secondary(std::uint32_t block, const Buffer& whole) {
   secondary_[block] = true;
 }
 
-/// Makes a block's parameters whole from what the ranks of the node have kept.
 Buffer Weights::gather_on_node(std::uint32_t block) {
   const Buffer part = take_free(PoolKind::parameter_shards);
   OpDraft upload = draft(OpKind::copy, Lane::h2d, block);
@@ -101,7 +93,6 @@ Buffer Weights::gather_on_node(std::uint32_t block) {
   return slot;
 }
 
-/// Returns a slot with the whole block, for the passes of one visit.
 Buffer Weights::gather_for_pass(std::uint32_t block) {
   if (secondary_[block]) return gather_on_node(block);
   const bool resident = placement_.blocks[block].resident();
@@ -115,9 +106,8 @@ Buffer Weights::gather_for_pass(std::uint32_t block) {
   return slot;
 }
 
-/// Gathers the blocks that backward visits after this one, as many as there are slots beside its
-/// own. Collectives run in the order of the list: behind the reduction of this block's gradient,
-/// the gathers would wait for its passes.
+/// Collectives run in the order of the list: behind the reduction of this block's gradient, the
+/// gathers would wait for its passes.
 void Weights::gather_ahead(std::uint32_t visited) {
   if (!workload_.gathers()) return;
   std::uint32_t slots = placement_.parameter_slots - 1;
@@ -126,7 +116,6 @@ void Weights::gather_ahead(std::uint32_t visited) {
   }
 }
 
-/// Brings what is frozen of a streamed block to the device.
 Buffer Weights::bring_frozen(std::uint32_t block) {
   const Buffer slot = take_free(PoolKind::frozen_slots);
   OpDraft upload = draft(OpKind::copy, Lane::h2d, block);
