@@ -258,6 +258,10 @@ TEST_F(EmbeddedStateTest, BytesOnDiskAreThoseOfTheState) {
     }
     // In fp32 only tiles are written in which a master has changed.
     expect_moved(state_bytes, slot_bytes * (dtype == DType::fp32 ? (leaves - 240) / leaves : 1));
+    // A save takes what was written itself, and the last tile is in it.
+    for (EmbeddedTrainer* each : {trainer.get(), reference.get()}) {
+      std::ranges::fill(each->values(399).last(8), std::byte{});
+    }
     const fs::path saved = directory_.path() / name_of(dtype);
     trainer->save(saved);
     resumed->load(saved);
