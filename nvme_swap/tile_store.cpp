@@ -41,6 +41,8 @@ void TileStore::remove_uncommitted(const StoreOptions& options) {
   static_cast<void>(detail::empty_files(options));  // which go with their owner
 }
 
+void TileStore::go_back() { implementation_->go_back(); }
+
 const StoreLayout& TileStore::layout() const { return implementation_->layout(); }
 std::string_view TileStore::engine_name() const { return implementation_->engine_name(); }
 EngineAbilities TileStore::engine_abilities() const { return implementation_->engine_abilities(); }

@@ -110,9 +110,10 @@ class TileStore final : public TicketSource {
   /// `Error{corrupt_data}` naming file and remedy for anything else: a file that is missing, empty,
   /// cut short, blank, damaged or another run's, or a store without a commit.
   [[nodiscard]] static std::unique_ptr<TileStore> open(const StoreOptions& options);
-  /// Opens the store at the committed step `at`: the newest, or the one before it, to which the
-  /// store then goes back for good. A store among those of many ranks may have committed a step
-  /// that another has not. Throws `Error{corrupt_data}` that names both steps if it has neither.
+  /// Opens the store at the committed step `at`: the newest, or the one before it, of which tiles
+  /// can be read and none written until `go_back`. A store among those of many ranks may have
+  /// committed a step that another has not. Throws `Error{corrupt_data}` that names both steps if
+  /// it has neither.
   [[nodiscard]] static std::unique_ptr<TileStore> open_at(const StoreOptions& options,
                                                           StepIndex at);
   /// Returns what `create` would find in `directories[0]`, for a run without a record of a commit.
@@ -132,6 +133,10 @@ class TileStore final : public TicketSource {
   [[nodiscard]] const StoreLayout& layout() const;
   [[nodiscard]] std::string_view engine_name() const;
   [[nodiscard]] EngineAbilities engine_abilities() const;
+  /// Makes the commit of `open_at` the newest for good; the one after it is gone. No effect if it
+  /// is the newest.
+  void go_back();
+
   /// The last durable commit; empty before the first.
   [[nodiscard]] const std::optional<CommitHeader>& committed() const;
 

@@ -9,6 +9,7 @@
 #include <chrono>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include "comm/tcp/listening.hpp"
 #include "runtime/base/error.hpp"
@@ -97,14 +98,30 @@ std::string JobKey::in_use() const {
 void JobKey::remove_left_over() {
   LockedFile file(
       FileDescriptor(::open(path_.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK)));
-  check(file.get() < 0 || file.try_lock(path_), ErrorCode::busy, in_use());
+  if (file.get() < 0) return;
+  // Another start may have removed this file, and made its own, since it was opened here.
+  check(file.try_lock(path_) && leads_to(path_, file.get()), ErrorCode::busy, in_use());
   std::filesystem::remove(path_);
 }
 
+/// Nothing if a start that has failed has meanwhile taken the directory back that it had made.
+std::optional<FileDescriptor> JobKey::open_new() const {
+  constexpr int kFlags = O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
+  FileDescriptor file(::open(path_.c_str(), kFlags, S_IRUSR | S_IWUSR));
+  if (file.is_open()) return file;
+  if (errno == ENOENT) return std::nullopt;
+  check(errno != EEXIST, ErrorCode::busy, in_use());
+  throw_errno(errno, fmt::format("open {}", path_.string()));
+}
+
 void JobKey::make_file() {
-  made_.make(path_.parent_path());
-  remove_left_over();
-  file_ = LockedFile(open_file(path_, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW, S_IRUSR | S_IWUSR));
+  std::optional<FileDescriptor> file;
+  while (!file.has_value()) {
+    made_.make(path_.parent_path());
+    remove_left_over();
+    file = open_new();
+  }
+  file_ = LockedFile(std::move(*file));
   check(file_.try_lock(path_) && leads_to(path_, file_.get()), ErrorCode::busy, in_use());
   const std::string secret = random_secret();
   const ssize_t written = ::pwrite(file_.get(), secret.data(), secret.size(), 0);
@@ -123,7 +140,8 @@ const Key& JobKey::get() {
     }
     check(std::chrono::steady_clock::now() < end, ErrorCode::invalid_argument,
           fmt::format("rank {} finds no {}, in which rank 0 has the secret of this job: give all "
-                      "ranks the same run directory; if their machines share none, set "
+                      "ranks the same run directory, and each job a port of its own by "
+                      "SPILLWAY_MASTER_PORT; if their machines share no directory, set "
                       "SPILLWAY_JOB_SECRET to the same text on all, or say --trust-network where "
                       "nobody else reaches them",
                       rank_, path_.string()));

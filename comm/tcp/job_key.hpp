@@ -36,6 +36,7 @@ class JobKey {
   JobKey(const LaunchEnvironment& launch, KeySource source);
   void make_file();
   void remove_left_over();
+  [[nodiscard]] std::optional<FileDescriptor> open_new() const;
   [[nodiscard]] std::string in_use() const;
 
   const std::uint32_t rank_;

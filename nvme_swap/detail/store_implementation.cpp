@@ -98,12 +98,12 @@ std::unique_ptr<TileStore::Implementation> TileStore::Implementation::open(
   auto implementation = std::make_unique<Implementation>(options, std::move(store));
   implementation->recover(recovered);
   implementation->make_durable();
-  if (recovered.is_older) implementation->replace_newer();
   implementation->keep_files(!options.remove_on_close);
   return implementation;
 }
 
-void TileStore::Implementation::replace_newer() {
+void TileStore::Implementation::go_back() {
+  if (!is_older_) return;
   generation_ += 2;
   versions_.begin_commit(record_table(map_, record_.bytes()));
   versions_.finish_commit();
@@ -116,6 +116,7 @@ void TileStore::Implementation::replace_newer() {
   area_ = 1 - area_;
   transfer_now(IoOperation::write, 0, map_.record_offset[area_], record_.bytes());
   transfer_now(IoOperation::flush, 0, 0, {});
+  is_older_ = false;
 }
 
 void TileStore::Implementation::make_durable() {
@@ -135,6 +136,7 @@ void TileStore::Implementation::check_present() const {
 void TileStore::Implementation::recover(const detail::Recovered& recovered) {
   versions_.recover(recovered.tiles);
   committed_ = recovered.commit;
+  is_older_ = recovered.is_older;
   generation_ = recovered.generation;
   area_ = recovered.area;
   if (committed_) committed_->payload.reserve(kMaxCommitPayload);
@@ -154,6 +156,7 @@ std::uint32_t TileStore::Implementation::take_operation(Kind kind) {
 }
 
 void TileStore::Implementation::check_usable() const {
+  SPILLWAY_ASSERT(!is_older_);
   if (map_.slots == 1 && (committed_ || commit_ticket_)) {
     throw Error(ErrorCode::not_supported,
                 fmt::format("{} holds one version of every tile and is complete: it is read only; "

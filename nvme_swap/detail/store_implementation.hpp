@@ -32,9 +32,10 @@ class TileStore::Implementation {
   /// Writes headers and empty records; the store exists when this returns.
   void format(const StoreOptions& options);
   void recover(const detail::Recovered& recovered);
-  /// Makes the recovered commit the newest by writing it over the other one, with the generation
-  /// after that. A kill leaves one record or the other whole, and the commit in either case.
-  void replace_newer();
+  /// Makes the recovered commit the newest, where it is not, by writing it over the other one, with
+  /// the generation after that. A kill leaves one record or the other whole, and the commit in
+  /// either case.
+  void go_back();
   /// Makes what was recovered durable. Its writer may have been killed between the record and its
   /// flush: the next write could go to a slot of the commit before, and a power cut then take the
   /// record, so that neither commit would be whole.
@@ -113,6 +114,7 @@ class TileStore::Implementation {
   std::vector<std::uint32_t> deferred_;  // writes that wait for a slot, oldest first
   std::vector<bool> dirty_;              // files written since their last flush
   std::optional<CommitHeader> committed_;
+  bool is_older_ = false;      // `committed_`, than the newest
   CommitHeader next_commit_;   // of the commit in progress
   CommitHeader first_commit_;  // has the memory that `committed_` takes with the first one
   std::optional<std::uint32_t> commit_ticket_;

@@ -36,6 +36,9 @@ std::vector<std::filesystem::path> read_paths(const spillway_options& given) {
     check(given.nvme[i] != nullptr && *given.nvme[i] != '\0', ErrorCode::invalid_argument,
           fmt::format("nvme[{}] is empty: give the directory", i));
     paths.emplace_back(given.nvme[i]);
+    check(std::filesystem::is_directory(paths.back()), ErrorCode::invalid_argument,
+          fmt::format("nvme[{}]: {} is not a directory; mount its drive or make it", i,
+                      paths.back().string()));
   }
   return paths;
 }

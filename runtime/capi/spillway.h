@@ -176,7 +176,7 @@ typedef struct spillway_options {
   int32_t isa;                ///< SPILLWAY_ISA_BEST...
   uint32_t threads;           ///< of the update; 0: one for each physical core
   uint32_t nvme_count;        ///< length of `nvme`; 0: state is in host memory
-  /// [nvme_count] directories, made where there is none; the state is striped over them. Read by
+  /// [nvme_count] directories, which have to be there; the state is striped over them. Read by
   /// spillway_start only.
   const char* const* nvme;
   uint64_t host_memory;      ///< bytes; 0: what cgroup and system leave

@@ -127,6 +127,12 @@ TEST_F(CMisuse, OptionsThatDoNotFitAreRefusedAndOthersTaken) {
   options = SPILLWAY_OPTIONS_INIT;
   options.nvme_count = 1;
   expect_refused(spillway_start(trainer, &options), SPILLWAY_INVALID_ARGUMENT, "nvme_count is 1");
+  const std::string missing = (new_folder() / "missing").string();
+  const char* paths[] = {missing.c_str()};
+  options.nvme = paths;
+  expect_refused(spillway_start(trainer, &options), SPILLWAY_INVALID_ARGUMENT, missing.c_str(),
+                 "is not a directory; mount its drive or make it");
+  EXPECT_FALSE(std::filesystem::exists(missing));
   SPILLWAY_OK_(spillway_start(trainer, nullptr));
   expect_usable();
 }

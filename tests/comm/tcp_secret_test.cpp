@@ -10,11 +10,14 @@
 #include <fstream>
 #include <future>
 #include <random>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "comm/tcp/job_key.hpp"
 #include "comm/tcp/proof.hpp"
+#include "runtime/base/error.hpp"
 #include "runtime/base/file.hpp"
 #include "tests/comm/tcp_ranks.hpp"
 #include "tests/support/temporary_directory.hpp"
@@ -123,6 +126,32 @@ TEST(TcpSecret, ASecondStartInTheDirectoryOfTheFirstIsRefusedAndDisturbsNobody) 
   EXPECT_EQ(failures_of({launch_in(scratch.path(), 1, port)})[0], "");
   EXPECT_EQ(zero.get(), "");
   EXPECT_FALSE(fs::exists(scratch.path() / "job.secret"));
+}
+
+/// Makes the file of rank 0 in `directory` many times, and each time reads it as another rank.
+/// Returns how it fails otherwise than by being in use.
+std::set<std::string> failures_of_starts(const fs::path& directory) {
+  std::set<std::string> failures;
+  const OwnPort port;
+  for (int i = 0; i < 3000; ++i) {
+    try {
+      detail::JobKey zero(launch_in(directory, 0, port));
+      detail::JobKey one(launch_in(directory, 1, port));
+      if (one.get() != zero.get()) failures.insert("the file is another's");
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::busy) failures.insert(error.what());
+    }
+  }
+  return failures;
+}
+
+TEST(TcpSecret, OfStartsAtOnceInADirectoryAllButOneHearThatItIsInUse) {
+  const test_support::TemporaryDirectory scratch;
+  const fs::path directory = scratch.path() / "run";
+  const auto start = [&] { return failures_of_starts(directory); };
+  auto other = std::async(std::launch::async, start);
+  EXPECT_THAT(start(), testing::IsEmpty());
+  EXPECT_THAT(other.get(), testing::IsEmpty());
 }
 
 TEST(TcpSecret, OneThatAKilledStartLeftIsNotUsedAgain) {

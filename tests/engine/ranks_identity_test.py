@@ -102,6 +102,26 @@ class Identity(JobTest):
         at("rank-0002", 4)
         self.trained("mine", options, 5, "--resume", ranks=3)
 
+    def test_a_resume_that_finds_damage_takes_no_rank_back(self):
+        options = config(3, eval_every=0)
+        rank = self.folder / "mine/rank-0001"
+        for step in 2, 3:
+            self.trained("mine", options, step, *["--resume"] * (step > 2))
+            shutil.copytree(rank, self.folder / f"rank-{step}")
+        shutil.rmtree(rank)
+        shutil.copytree(self.folder / "rank-2", rank)  # as a kill may leave it
+        swap, = rank.rglob("tiles-0.swap")
+        with swap.open("r+b") as file:
+            file.seek(swap.stat().st_size // 2)
+            file.write(bytes(swap.stat().st_size // 2))
+        first, = (self.folder / "mine/state").rglob("tiles-0.swap")
+        before = first.read_bytes()
+        self.fail_with("rank 1 of 2: .*tile", "mine", options, 4, "--resume")
+        self.assertEqual(first.read_bytes(), before)
+        shutil.rmtree(rank)
+        shutil.copytree(self.folder / "rank-3", rank)
+        self.assertIn("resumed after step 3", self.trained("mine", options, 4, "--resume"))
+
     def test_another_rank_of_the_same_run_is_refused(self):
         self.trained("mine", config(3, batch=24), 2, ranks=3)
         self.put("mine/rank-0002")

@@ -21,6 +21,11 @@ class EarlierCommit : public ::testing::Test {
     }
   }
 
+  [[nodiscard]] std::unique_ptr<TileStore> back_at(StepIndex step) const {
+    auto store = TileStore::open_at(options_, step);
+    store->go_back();
+    return store;
+  }
   [[nodiscard]] std::uint64_t newest() const {
     return TileStore::open(options_)->committed()->step.value();
   }
@@ -31,14 +36,14 @@ class EarlierCommit : public ::testing::Test {
 
 TEST_F(EarlierCommit, IsTheNewestFromThenOn) {
   {
-    const auto store = TileStore::open_at(options_, StepIndex{3});
+    const auto store = back_at(StepIndex{3});
     EXPECT_EQ(store->committed()->payload, header_of(3).payload);
     expect_step(*store, 3);
     // Half a step overwrites what the newer commit named, and must not make that one wrong.
     write_step(*store, 4);
   }
   EXPECT_EQ(newest(), 3U);
-  const auto store = TileStore::open_at(options_, StepIndex{3});
+  const auto store = back_at(StepIndex{3});
   expect_step(*store, 3);
   for (std::uint64_t step = 4; step <= 6; ++step) {
     write_step(*store, step);
@@ -47,18 +52,24 @@ TEST_F(EarlierCommit, IsTheNewestFromThenOn) {
   expect_step(*store, 6);
 }
 
+TEST_F(EarlierCommit, IsReadBeforeTheNewerOneIsGivenUp) {
+  expect_step(*TileStore::open_at(options_, StepIndex{3}), 3);
+  EXPECT_EQ(newest(), 4U);
+  expect_step(*TileStore::open(options_), 4);
+}
+
 TEST_F(EarlierCommit, StaysThereForOneMoreStepBack) {
   {
-    const auto store = TileStore::open_at(options_, StepIndex{3});
+    const auto store = back_at(StepIndex{3});
     write_step(*store, 4);
     commit_step(*store, 4);
   }
   EXPECT_EQ(newest(), 4U);
-  expect_step(*TileStore::open_at(options_, StepIndex{3}), 3);
+  expect_step(*back_at(StepIndex{3}), 3);
 }
 
 TEST_F(EarlierCommit, OpensTheNewestWhereThatIsWanted) {
-  expect_step(*TileStore::open_at(options_, StepIndex{4}), 4);
+  expect_step(*back_at(StepIndex{4}), 4);
   EXPECT_EQ(newest(), 4U);
 }
 
@@ -73,7 +84,7 @@ TEST_F(EarlierCommit, IsRefusedWhereItIsOverwritten) {
 
 TEST_F(EarlierCommit, IsNotTakenForDamageByWhoReadsTheNewerOne) {
   const CommittedTiles reader(options_);
-  const auto store = TileStore::open_at(options_, StepIndex{3});
+  const auto store = back_at(StepIndex{3});
   write_step(*store, 7);
   PageBuffer tile(4096);
   EXPECT_EQ(reader.read(TileIndex{1}, tile.bytes()), TileRead::moved_on);
@@ -112,11 +123,11 @@ TEST_F(EarlierCommit, IsThereAfterAnyFailureOnTheWay) {
     };
     failed = false;
     try {
-      static_cast<void>(TileStore::open_at(failing, StepIndex{3}));
+      TileStore::open_at(failing, StepIndex{3})->go_back();
     } catch (const Error&) {
       failed = true;
     }
-    const auto store = TileStore::open_at(options_, StepIndex{3});
+    const auto store = back_at(StepIndex{3});
     expect_step(*store, 3);
     write_step(*store, 4);
     commit_step(*store, 4);

@@ -296,7 +296,7 @@ def show(kind):
     """Prints losses of both ways to call backward, with DeepSpeed or with ours. DeepSpeed takes the
     program's own from stage 1 on."""
     if kind == "deepspeed":
-        os.environ.update(DS_ACCELERATOR="cpu", MASTER_ADDR="127.0.0.1", MASTER_PORT="29519",
+        os.environ.update(DS_ACCELERATOR="cpu", MASTER_ADDR="127.0.0.1", MASTER_PORT="0",
                           RANK="0", WORLD_SIZE="1", LOCAL_RANK="0")
         import deepspeed as module
     else:

@@ -50,6 +50,10 @@ void StepCycle::resume() {
   state_ = decode(committed->payload);
   committed_step_ = state_.step;
   state_io_.restore();
+  if (!engine_.setup().resume_at) return;
+  // No rank gives up a commit before the state of all of them has been read and is sound.
+  engine_.ranks().barrier();
+  engine_.store()->go_back();
 }
 
 bool StepCycle::commits_in_step() const {
