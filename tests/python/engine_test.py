@@ -1,5 +1,6 @@
 """The engine of spillway.torch.initialize: every keyword is honoured or refused, backward passes of
 the program's own are those of DeepSpeed, and checkpoints can be written over."""
+import argparse
 import inspect
 import json
 import os
@@ -311,6 +312,63 @@ def show(kind):
         said[name + "_norm"] = float(engine.get_global_grad_norm())  # which clipping hides
     said["returned"] = float(engine.backward(engine(batch(0)).pow(2).mean()))
     print(json.dumps(said))
+
+
+FP16 = {"fp16": {"enabled": True, "initial_scale_power": 8}}
+
+
+def test_what_the_program_asks_of_the_optimizer_knows_the_loss_scale():
+    engine = make(**FP16, gradient_accumulation_steps=1, gradient_clipping=0)
+    engine.backward(engine(batch(0, engine)).float().square().mean())
+    before = weights(engine)
+    with pytest.raises(spillway.InvalidArgumentError, match=r"loss scale 256.0.*engine\.step\(\)"):
+        engine.optimizer.step()
+    assert same(weights(engine), before)
+    norm = float(engine.optimizer.clip_grad_norm_(1e-3))
+    engine.step()
+    assert engine.get_global_grad_norm() == pytest.approx(norm, rel=1e-6)
+    expected = make(**FP16, gradient_accumulation_steps=1, gradient_clipping=1e-3)
+    expected.backward(expected(batch(0, expected)).float().square().mean())
+    expected.step()
+    assert same(weights(engine), weights(expected))
+
+
+def test_a_configuration_comes_in_one_way(tmp_path):
+    arguments = argparse.Namespace(deepspeed_config=str(tmp_path / "ds.json"))
+    for more in ({"args": arguments}, {"config_params": CONFIG}):
+        with pytest.raises(spillway.InvalidArgumentError, match="config and .* would be ignored"):
+            initialize(model=network(), config=CONFIG, **more)
+    initialize(args=argparse.Namespace(deepspeed_config=None), model=network(), config=CONFIG)
+
+
+def test_an_optimizer_or_a_schedule_of_something_else_is_refused():
+    without = {key: value for key, value in CONFIG.items() if key not in ("optimizer", "scheduler")}
+    other = OffloadedAdamW(network().parameters(), missing="zero", accumulation_steps=None)
+    for more in ({"optimizer": other, "config": without},
+                 {"model_parameters": network().parameters(), "config": CONFIG}):
+        with pytest.raises(spillway.InvalidArgumentError, match="would not be trained"):
+            initialize(model=network(), **more)
+    model = network()
+    schedule = torch.optim.lr_scheduler.StepLR(torch.optim.SGD(model.parameters(), lr=1.0), 1)
+    with pytest.raises(spillway.InvalidArgumentError, match="another optimizer, a SGD.*lambda"):
+        initialize(model=model, config=CONFIG, lr_scheduler=schedule)
+
+
+@pytest.mark.parametrize("name", ["model.pt", "engine.pt"])
+def test_a_damaged_file_of_a_checkpoint_is_named(tmp_path, name):
+    saved(tmp_path)
+    path = tmp_path / "best" / name
+    path.write_bytes(path.read_bytes()[:-100])
+    engine = make()
+    before = weights(engine)
+    with pytest.raises(spillway.CorruptDataError, match=f"{name} is damaged.*another tag"):
+        engine.load_checkpoint(tmp_path)
+    assert same(weights(engine), before)
+    path.unlink()
+    if name == "model.pt":
+        with pytest.raises(spillway.IoError, match=f"{name} cannot be opened"):
+            engine.load_checkpoint(tmp_path)
+    train(engine, range(2))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
 """Every call of the package for PyTorch, with every allocation of its library and every call on
 files failing: what fails says so, and can be tried again, or is refused until the optimizer is made
 again. What has worked in the end has the bits of a run without a fault. So have runs of the native
-engine, of which calls on files fail; its plans and documents are the JSON library's, which cannot
-free one without memory."""
+engine, of which calls on files fail here; failing_runs_test.py has their allocations."""
 import contextlib
 import ctypes
 import errno

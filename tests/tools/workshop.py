@@ -34,7 +34,8 @@ SCRIPTS = {**{f"mpi.{name}": ["spillway", "spillway_mpi"]
                "engine", "handed_over", "huggingface", "interrupted", "jax", "layout", "lifetime",
                "missing", "native_run", "optimizers", "optimizers_state", "paths", "raised",
                "ranks", "saved_state", "streaming", "torch_calls", "trainer_optimizers", "writes")},
-           "python.failing_calls": ["spillway", "spillway_python", "spillway_failing_calls"],
+           **{f"python.{name}": ["spillway", "spillway_python", "spillway_failing_calls"]
+              for name in ("failing_calls", "failing_runs")},
            "python.emulated": ["spillway", "spillway_python_emulated"],
            **{f"tools.{name}": ["spillway"] for name in (
                "bench", "commands", "divergence", "identity_of_runs", "job_identity", "memory",

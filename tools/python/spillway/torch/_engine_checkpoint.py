@@ -4,6 +4,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pathlib
+import pickle
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 
 from spillway._files import written_whole
 from spillway._paths import Path, path_of
-from spillway.errors import InvalidArgumentError
+from spillway.errors import CorruptDataError, InvalidArgumentError, IoError
 from spillway.torch._offloaded import OffloadedOptimizer
 
 _LATEST = "latest"
@@ -31,6 +32,18 @@ def _write(document: Mapping[str, Any], path: str) -> None:
     """Writes a file that `torch.load` reads. torch's own files do not tell why they failed."""
     with open(path, "wb") as file:
         torch.save(document, file)
+
+
+def _read(path: str, weights_only: bool) -> Any:
+    """Reads a file that `_write` wrote; torch does not say which one it cannot read."""
+    try:
+        with open(path, "rb") as file:
+            return torch.load(file, weights_only=weights_only)
+    except (EOFError, KeyError, OSError, RuntimeError, ValueError, pickle.UnpicklingError) as error:
+        if isinstance(error, OSError) and error.filename is not None:
+            raise IoError(f"{path} cannot be opened: {error.strerror}", error.errno or 0) from error
+        raise CorruptDataError(f"{path} is damaged, or not a file of save_checkpoint ({error}): "
+                               "load another tag") from error
 
 
 def _save(engine: WithCheckpoints, save_dir: Path, tag: Any, client_state: Mapping[str, Any] | None,
@@ -81,8 +94,8 @@ def _load(engine: WithCheckpoints, folder: str, *, strict: bool, optimizer: bool
           module_only: bool, load_model: Callable[..., Any] | None) -> dict[str, Any]:
     """Takes what was saved in a folder; returns its `client_state`."""
     # What the program has given as client_state is any object.
-    saved = torch.load(os.path.join(folder, _ENGINE), weights_only=False)
-    values = torch.load(os.path.join(folder, _MODEL))
+    saved = _read(os.path.join(folder, _ENGINE), weights_only=False)
+    values = _read(os.path.join(folder, _MODEL), weights_only=True)
     if not module_only:
         engine.zero_grad()
     with_state = optimizer and not module_only

@@ -5,6 +5,8 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 from spillway._documents import section_of, to_text
 from spillway._load import native
 from spillway._paths import existing_folders
@@ -53,3 +55,36 @@ def clip(optimizer: OffloadedOptimizer, limit: float) -> None:
             f"gradient_clipping is {limit}, and max_norm of the optimizer is {optimizer.max_norm}: "
             "leave one of the two out")
     optimizer.max_norm = limit or optimizer.max_norm
+
+
+def only_one(args: Any, config: Any, config_params: Any) -> Any:
+    """Returns the configuration, which is given in one of three ways."""
+    given = {"config": config, "config_params": config_params,
+             "args.deepspeed_config": getattr(args, "deepspeed_config", None)}
+    names = [name for name, value in given.items() if value is not None]
+    if len(names) > 1:
+        raise InvalidArgumentError(f"{' and '.join(names)} are given, and one of them would be "
+                                   "ignored: leave the others out")
+    if not names:
+        raise InvalidArgumentError("there is no configuration; give config= (a path or a dict)")
+    return given[names[0]]
+
+
+def check_optimizer(optimizer: OffloadedOptimizer, model: torch.nn.Module) -> None:
+    """Raises if the optimizer has no parameter of the model, which would stay as it is."""
+    model_has = set(map(id, model.parameters()))
+    if not any(id(each) in model_has for group in optimizer.param_groups
+               for each in group["params"]):
+        raise InvalidArgumentError(
+            "no parameter of the optimizer, or of model_parameters, is one of the model, which "
+            "would not be trained: give model.parameters() of this model")
+
+
+def check_schedule(lr_scheduler: Any, optimizer: OffloadedOptimizer) -> None:
+    """Raises if a schedule is that of another optimizer, whose rates would change in vain."""
+    of = getattr(lr_scheduler, "optimizer", optimizer)
+    if of is not optimizer:
+        raise InvalidArgumentError(
+            f"lr_scheduler is that of another optimizer, a {type(of).__name__}, and would change "
+            "no rate here: give a function of the optimizer, lr_scheduler=lambda optimizer: "
+            f"{type(lr_scheduler).__name__}(optimizer, ...)")

@@ -18,6 +18,7 @@ class LossScaling:
     def __init__(self, configuration: Any) -> None:
         self._configuration = configuration
         self._in_backward = False
+        self._in_step = False
         self._is_scaled = False
 
     def backward(self, loss: torch.Tensor, retain_graph: bool) -> None:
@@ -27,6 +28,25 @@ class LossScaling:
             (loss * self._configuration.loss_scale).backward(retain_graph=retain_graph)
         finally:
             self._in_backward = False
+
+    def scale_now(self) -> float:
+        """Returns what the gradients of the step under way were multiplied by."""
+        return self._configuration.loss_scale
+
+    def step(self, optimizer: Any) -> None:
+        """Makes the optimizer divide by the loss scale in its step."""
+        self._in_step = True
+        try:
+            optimizer.step(divisor=self._configuration.loss_scale)
+        finally:
+            self._in_step = False
+
+    def check_step(self, *_: Any) -> None:
+        """Raises before a step of the optimizer that the program asks for, and that would not."""
+        if self._configuration.loss_scale != 1 and not self._in_step:
+            raise InvalidArgumentError(
+                f"optimizer.step() with the loss scale {self._configuration.loss_scale} of fp16, "
+                "by which it does not divide gradients: call engine.step()")
 
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
         """Returns the loss times the loss scale; the program calls backward for it."""

@@ -25,6 +25,11 @@ class WithSteps(WithRegistration):
     grad_norm: float
     skipped_steps: int
     _clip_next: float | None  #: what the next step clips to
+    _divisor: Callable[[], float] = staticmethod(lambda: 1.0)  #: of gradients before a step
+
+    def divide_by(self, scale: Callable[[], float]) -> None:
+        """Makes `clip_grad_norm_` divide by what a loss scale is then."""
+        self._divisor = scale
 
     def step(self, closure: Callable[[], Any] | None = None, *, divisor: float = 1.0) -> Any:
         """Updates parameters with the gradients of the backward passes since the last step, which
@@ -122,8 +127,8 @@ class WithSteps(WithRegistration):
         """
         max_norm = checked_norm(max_norm)
         self._take_what_came()
-        norm = self._global_norm(1.0 if grad_scaler is None else grad_scaler.get_scale(),
-                                 self._with_gradients())
+        scale = self._divisor() if grad_scaler is None else grad_scaler.get_scale()
+        norm = self._global_norm(scale, self._with_gradients())
         self._clip_next = max_norm
         return torch.tensor(norm)
 

@@ -15,7 +15,14 @@ from spillway._unused import check_unused
 from spillway.errors import InvalidArgumentError, NotSupportedError
 from spillway.torch._alone import ONE_PROCESS, check_alone, check_unwrapped
 from spillway.torch._engine_checkpoint import WithCheckpoints
-from spillway.torch._engine_client import check_client, clip, with_rate_of
+from spillway.torch._engine_client import (
+    check_client,
+    check_optimizer,
+    check_schedule,
+    clip,
+    only_one,
+    with_rate_of,
+)
 from spillway.torch._loss_scaling import LossScaling
 from spillway.torch._offloaded import OffloadedOptimizer
 from spillway.torch.optimizers import (
@@ -75,11 +82,7 @@ def initialize(args: Any = None, model: torch.nn.Module | None = None,
                                     f"{ONE_PROCESS}")
     check_alone("spillway.torch.initialize")
     check_unwrapped(model, "spillway.torch.initialize")
-    config = getattr(args, "deepspeed_config", None) if config is None else config
-    config = config_params if config is None else config
-    if config is None:
-        raise InvalidArgumentError("there is no configuration; give config= (a path or a dict)")
-    text, origin = text_of(config)
+    text, origin = text_of(only_one(args, config, config_params))
     configuration = native.Configuration(text, origin)
     document = parsed(text)
     if optimizer is not None:
@@ -105,8 +108,10 @@ def initialize(args: Any = None, model: torch.nn.Module | None = None,
                                section_of(document, "spillway").get("isa"))
     else:
         clip(optimizer, limit)
+    check_optimizer(optimizer, model)
     if callable(lr_scheduler):
         lr_scheduler = lr_scheduler(optimizer)
+    check_schedule(lr_scheduler, optimizer)
     if lr_scheduler is None and "scheduler" in document:
         lr_scheduler = Schedule(optimizer, configuration)
     loader = None if training_data is None else torch.utils.data.DataLoader(
@@ -195,6 +200,8 @@ class Engine(WithCheckpoints):
         self.skipped_steps = 0
         self._configuration = configuration
         self._loss_scaling = LossScaling(configuration)
+        optimizer.divide_by(self._loss_scaling.scale_now)
+        optimizer.register_step_pre_hook(self._loss_scaling.check_step)
 
     def forward(self, *inputs: Any, **keywords: Any) -> Any:
         outputs = self.module(*inputs, **keywords)
@@ -225,7 +232,7 @@ class Engine(WithCheckpoints):
         self._loss_scaling.end_pass()
         if self.is_gradient_accumulation_boundary():
             skipped = self.optimizer.skipped_steps
-            self.optimizer.step(divisor=self.loss_scale)
+            self._loss_scaling.step(self.optimizer)
             finite = self.optimizer.skipped_steps == skipped
             self.global_steps += 1
             self.skipped_steps += not finite
