@@ -23,6 +23,8 @@ using namespace std::chrono_literals;
 constexpr std::size_t kShortest = 16;  // bytes of a secret that somebody has thought of
 /// A network file system may show a new file late.
 constexpr auto kFileDelay = 3s;
+/// After so long a wait for the file is told.
+constexpr auto kFileSilence = 1s;
 
 KeySource source_of(const LaunchEnvironment& launch) {
   if (!launch.secret.empty()) return KeySource::environment;
@@ -132,13 +134,19 @@ void JobKey::make_file() {
 }
 
 const Key& JobKey::get() {
-  const auto end = std::chrono::steady_clock::now() + kFileDelay;
+  const auto begin = std::chrono::steady_clock::now();
+  bool told = false;
   while (!key_.has_value()) {
     if (const auto secret = read_secret(path_)) {
       key_ = key_of(*secret);
       break;
     }
-    check(std::chrono::steady_clock::now() < end, ErrorCode::invalid_argument,
+    const auto waited = std::chrono::steady_clock::now() - begin;
+    if (waited > kFileSilence && !std::exchange(told, true)) {
+      log_warning("rank {} still looks for {}, in which rank 0 has the secret of this job", rank_,
+                  path_.string());
+    }
+    check(waited < kFileDelay, ErrorCode::invalid_argument,
           fmt::format("rank {} finds no {}, in which rank 0 has the secret of this job: give all "
                       "ranks the same run directory, and each job a port of its own by "
                       "SPILLWAY_MASTER_PORT; if their machines share no directory, set "

@@ -170,12 +170,14 @@ TEST(TcpSecret, OneThatAKilledStartLeftIsNotUsedAgain) {
 TEST(TcpSecret, ARankThatSeesAnotherDirectoryHearsWhatToDo) {
   const OwnPort port;
   const test_support::TemporaryDirectory scratch;
+  testing::internal::CaptureStderr();
   auto zero = start(launch_in(scratch.path() / "zero", 0, port));
   EXPECT_THAT(failures_of({launch_in(scratch.path() / "one", 1, port)})[0],
               AllOf(HasSubstr("rank 1 finds no"), HasSubstr("one/job.secret"),
                     HasSubstr("SPILLWAY_JOB_SECRET"), HasSubstr("--trust-network")));
   EXPECT_EQ(failures_of({launch_in(scratch.path() / "zero", 1, port)})[0], "");
   EXPECT_EQ(zero.get(), "");
+  EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("rank 1 still looks for "));
 }
 
 TEST(TcpSecret, AFileThatOthersCanReadIsNotBelieved) {
