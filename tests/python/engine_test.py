@@ -366,7 +366,7 @@ def test_a_damaged_file_of_a_checkpoint_is_named(tmp_path, name):
     assert same(weights(engine), before)
     path.unlink()
     if name == "model.pt":
-        with pytest.raises(spillway.IoError, match=f"{name} cannot be opened"):
+        with pytest.raises(spillway.IoError, match=f"{name} cannot be read"):
             engine.load_checkpoint(tmp_path)
     train(engine, range(2))
 

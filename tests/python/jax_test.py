@@ -1,4 +1,7 @@
 """spillway.jax beside optax: the same trajectory, jitted or not, on every tier."""
+import copy
+import pickle
+
 import jax
 import jax.numpy as jnp
 import numpy
@@ -171,6 +174,7 @@ def test_an_update_that_failed_is_made_again(which):
             wrong = dict(gradients)
             if which == "a gradient":
                 wrong["w"] = wrong["w"].astype(jnp.bfloat16)
+                transformation._check_same = lambda *_: None  # so that the callback fails
             with pytest.raises(Exception, match="failed once|it must be fp32"):
                 jax.block_until_ready(step(params, state, wrong))
             jax.clear_caches()
@@ -194,6 +198,38 @@ def test_updates_that_a_wrapper_drops_are_refused():
         for number in range(4):
             params, state = stepper(wrapped)(params, state, gradients_of(number, params))
             jax.block_until_ready(params)
+
+
+def changed(params, dtype):
+    return jax.tree_util.tree_map(lambda leaf: leaf.astype(dtype), params)
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_trees_that_are_not_those_of_init_are_refused(jit):
+    for dtype, other in ((jnp.bfloat16, jnp.float16), (jnp.bfloat16, jnp.float32),
+                         (jnp.float32, jnp.bfloat16)):
+        params = changed({"a": jnp.ones((3, 4)), "b": jnp.ones(5)}, dtype)
+        transformation = offloaded_adamw(1e-2)
+        state = transformation.init(params)
+        update = jax.jit(transformation.update) if jit else transformation.update
+        with pytest.raises(spillway.InvalidArgumentError, match=r"gradients are not.*astype"):
+            update(changed(params, other), state, params)
+        for wrong in ({"a": params["a"]}, {"a": params["a"].T, "b": params["b"]},
+                      {"a": params["a"], "c": params["b"]}, changed(params, other)):
+            with pytest.raises(spillway.InvalidArgumentError, match="params are not those of ini"):
+                update(wrong, state, wrong)
+        update(params, state, params)
+
+
+def test_a_transformation_is_one_and_says_what_it_lacks(tmp_path):
+    transformation = offloaded_adamw(1e-2)
+    for call in (transformation.save, transformation.load):
+        with pytest.raises(spillway.InvalidArgumentError, match="has no parameters: call init"):
+            call(tmp_path / "state")
+    transformation.init({"w": jnp.zeros(3)})
+    for call in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(spillway.NotSupportedError, match="cannot be pickled or copied.*load"):
+            call(transformation)
 
 
 def test_several_processes_of_jax_are_refused(monkeypatch):

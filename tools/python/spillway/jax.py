@@ -46,6 +46,12 @@ def _bits(array: Any) -> numpy.ndarray:
     return flat if flat.dtype == numpy.float32 else flat.view(numpy.uint16)
 
 
+def _described(params: Any) -> dict[str, tuple[Any, Any]]:
+    """Shape and type of each parameter by its name."""
+    return {jax.tree_util.keystr(path): (jnp.shape(leaf), jnp.result_type(leaf))
+            for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
+
+
 def _largest(array: numpy.ndarray) -> float:
     """The largest magnitude of an array, 0 for an empty one."""
     return float(numpy.abs(array.astype(numpy.float32)).max(initial=0.0))
@@ -70,6 +76,7 @@ class OffloadedTransformation:
         self._options = options
         self._max_norm = max_norm
         self._trainer: Any = None
+        self._described: dict[str, tuple[Any, Any]] = {}  # the parameters
         self._count: int | None = None  # of the state that comes next; None: any
         self._largest: list[float] = []  # of the parameters of the update before, by leaf
 
@@ -91,6 +98,7 @@ class OffloadedTransformation:
         self._options.nvme = own_folders(self._options.nvme, self)
         self._trainer = native.Trainer(self._options, [
             (jax.tree_util.keystr(path), 0, _bits(leaf), None) for path, leaf in leaves])
+        self._described = _described(params)
         self._count = 0
         self._largest = [_largest(numpy.asarray(leaf)) for _, leaf in leaves]
         return OffloadedState(jnp.zeros((), jnp.int32))
@@ -100,21 +108,43 @@ class OffloadedTransformation:
         """Returns what to add to `params`, and the next state."""
         if params is None:
             raise InvalidArgumentError("update needs params: update(grads, state, params)")
-        if self._trainer is None:
-            raise InvalidArgumentError(
-                f"this transformation has no parameters: call init. {_AGAIN}")
+        self._check_made()
+        self._check_same("params are", params)
         leaves, structure = jax.tree_util.tree_flatten(params)
         given = jax.tree_util.tree_structure(updates)
         if given != structure:
             raise InvalidArgumentError(
                 f"gradients are {given} and parameters {structure}: give each parameter a "
                 "gradient, zeros where it has none; to leave parameters out, use optax.masked")
+        self._check_same("gradients are", updates)
         shapes = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
         values = io_callback(self._step, shapes, state.count, leaves,
                              jax.tree_util.tree_leaves(updates), ordered=True)
         deltas = [value - leaf for value, leaf in zip(values, leaves, strict=True)]
         return (jax.tree_util.tree_unflatten(structure, deltas),
                 OffloadedState(state.count + 1))
+
+    def _check_made(self) -> None:
+        if self._trainer is None:
+            raise InvalidArgumentError(
+                f"this transformation has no parameters: call init. {_AGAIN}")
+
+    def _check_same(self, what: str, tree: Any) -> None:
+        """Raises for what has not the names, shapes and types of the parameters of init."""
+        given = _described(tree)
+        for name in [*self._described, *given]:
+            mine, other = (each.get(name, ("no shape", "no type"))
+                           for each in (self._described, given))
+            if mine != other:
+                raise InvalidArgumentError(
+                    f"{what} not those of init: {name} has {other[0]} of {other[1]}, and had "
+                    f"{mine[0]} of {mine[1]}: give it that (x.astype({mine[1]}) for its type), or "
+                    "make a transformation for other parameters")
+
+    def __getstate__(self) -> Any:
+        raise NotSupportedError(
+            "a transformation cannot be pickled or copied, for masters and moments are its own: "
+            "save(folder), make another one, and load(folder) after init")
 
     def _step(self, count: Any, params: list[Any], gradients: list[Any]) -> list[numpy.ndarray]:
         if self._count is not None:
@@ -167,12 +197,14 @@ class OffloadedTransformation:
     def save(self, directory: Path) -> None:
         """Writes masters, moments and the number of updates to a folder. A checkpoint that is there
         is replaced once the new one is whole."""
+        self._check_made()
         with written_whole(path_of(directory, "directory"), MARKS, OURS) as new:
             self._trainer.save(new)
 
     def load(self, directory: Path) -> None:
         """Takes what `save` wrote; the next update leads to where it goes on from there, from
         whatever state and parameters it is given."""
+        self._check_made()
         self._trainer.load(path_of(directory, "directory"))
         self._count = None
 

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import pathlib
 import pickle
@@ -40,8 +41,8 @@ def _read(path: str, weights_only: bool) -> Any:
         with open(path, "rb") as file:
             return torch.load(file, weights_only=weights_only)
     except (EOFError, KeyError, OSError, RuntimeError, ValueError, pickle.UnpicklingError) as error:
-        if isinstance(error, OSError) and error.filename is not None:
-            raise IoError(f"{path} cannot be opened: {error.strerror}", error.errno or 0) from error
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # of a place before a file
+            raise IoError(f"{path} cannot be read: {error.strerror}", error.errno or 0) from error
         raise CorruptDataError(f"{path} is damaged, or not a file of save_checkpoint ({error}): "
                                "load another tag") from error
 
