@@ -48,15 +48,15 @@ using Ages = std::vector<std::uint32_t>;
 
 /// One rank without a pipeline. Its plans know one version of the weights, in host memory; whoever
 /// runs them exchanges it, block by block.
-class WeightsByHand : private OwnedModel, public StepCycle {
+class WeightsByHand : public StepCycle {
  public:
   WeightsByHand(const EngineSetup& setup, ModelRuntime model, Ages ages)
-      : OwnedModel{std::move(model)}, StepCycle(setup, owned), ages_(std::move(ages)) {
+      : StepCycle(setup, std::move(model)), ages_(std::move(ages)) {
     state_.loss_scale =
         config::initial_loss_scale(options().loss_scale, options().compute == DType::fp16);
   }
 
-  [[nodiscard]] const model::ModelLayout& layout() const { return owned.transformer->layout(); }
+  [[nodiscard]] const model::ModelLayout& layout() const { return model().transformer->layout(); }
 
   /// W(t + 1) = W(t) - update of the gradient on W(t - age).
   StepResult step(const data::TokenFile& tokens, const data::Sampler& sampler) {

@@ -10,8 +10,9 @@
 
 namespace spillway::engine {
 
-StepCycle::StepCycle(const EngineSetup& setup, const ModelRuntime& model)
-    : engine_(setup, model),
+StepCycle::StepCycle(const EngineSetup& setup, ModelRuntime model)
+    : model_(std::move(model)),
+      engine_(setup, model_),
       state_io_(workload(), placement(), engine_.memory(), slots(), engine_.streams(),
                 engine_.store(), options().isa.value_or(cpu_adam::best_isa()), engine_.ranks()),
       snapshot_executor_(engine_.prepare(plan::build_snapshot(workload(), placement()))) {

@@ -18,9 +18,9 @@ namespace spillway::engine {
 
 class StepCycle {
  public:
-  /// Allocates everything that the placement names. `model` outlives this object; it is empty where
-  /// another framework runs the passes.
-  StepCycle(const EngineSetup& setup, const ModelRuntime& model);
+  /// Allocates everything that the placement names. `model` is empty where another framework runs
+  /// the passes.
+  StepCycle(const EngineSetup& setup, ModelRuntime model);
 
   /// Sets the state of step 0: masters from `source`, which has the blocks of the whole model also
   /// where this rank has a part of them.
@@ -89,6 +89,7 @@ class StepCycle {
   [[nodiscard]] const config::TrainOptions& options() const { return engine_.setup().options; }
   [[nodiscard]] const StateSlots& slots() const { return engine_.slots(); }
   [[nodiscard]] RankGroups& ranks() { return engine_.ranks(); }
+  [[nodiscard]] const ModelRuntime& model() const { return model_; }
   [[nodiscard]] StepEngine& engine() { return engine_; }
   [[nodiscard]] const StepEngine& engine() const { return engine_; }
   [[nodiscard]] StateIo& state_io() { return state_io_; }
@@ -108,6 +109,7 @@ class StepCycle {
   void close_copy();
   void resume();
 
+  ModelRuntime model_;  // outlives the engine
   StepEngine engine_;
   std::unique_ptr<nvme_swap::TileStore> copy_;  ///< see `copy_next`
   nvme_swap::StoreOptions copy_options_;        ///< of the last one

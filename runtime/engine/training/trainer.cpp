@@ -24,9 +24,8 @@ double sum_of(std::span<const double> squares) {
 
 }  // namespace
 
-Trainer::Trainer(const EngineSetup& setup, ModelRuntime runtime)
-    : OwnedModel{std::move(runtime)},
-      StepCycle(setup, owned),
+Trainer::Trainer(const EngineSetup& setup, ModelRuntime model)
+    : StepCycle(setup, std::move(model)),
       steps_of_sums_(steps_of_sums(setup.options, setup.workload)),
       squares_(steps_of_sums_ * (setup.workload.blocks.size() + 1)),
       evaluation_executor_(engine().prepare(plan::build_evaluation(workload(), placement()))) {

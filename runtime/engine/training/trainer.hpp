@@ -16,12 +16,7 @@
 
 namespace spillway::engine {
 
-/// A base class, so that it is made before and destroyed after what uses the model.
-struct OwnedModel {
-  ModelRuntime owned;
-};
-
-class Trainer final : private OwnedModel, public StepCycle {
+class Trainer final : public StepCycle {
  public:
   /// Allocates everything that the placement names.
   Trainer(const EngineSetup& setup, ModelRuntime model);
@@ -42,7 +37,7 @@ class Trainer final : private OwnedModel, public StepCycle {
 
   /// Returns the store of the state.
   [[nodiscard]] const nvme_swap::TileStore& store() const { return *engine().store(); }
-  [[nodiscard]] const model::ModelLayout& layout() const { return owned.transformer->layout(); }
+  [[nodiscard]] const model::ModelLayout& layout() const { return model().transformer->layout(); }
 
  private:
   void fetch(const data::TokenFile& tokens, const data::Sampler& sampler);
