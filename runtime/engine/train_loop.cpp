@@ -11,6 +11,7 @@
 
 #include "runtime/base/error.hpp"
 #include "runtime/engine/planned_run.hpp"
+#include "runtime/engine/prepare/resolve.hpp"
 #include "runtime/engine/report/metrics_log.hpp"
 #include "runtime/engine/report/monitors.hpp"
 #include "runtime/engine/report/running_median.hpp"

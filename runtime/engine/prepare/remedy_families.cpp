@@ -7,6 +7,8 @@
 #include <iterator>
 #include <utility>
 
+#include "runtime/model/parameter_layout.hpp"
+
 namespace spillway::engine {
 namespace {
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "runtime/base/error.hpp"
-#include "runtime/plan/placement/boundaries.hpp"
+#include "runtime/plan/placement/pools.hpp"
 
 namespace spillway::plan {
 
