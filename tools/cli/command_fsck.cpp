@@ -160,11 +160,7 @@ ordered_json check_run(const fs::path& run, bool json) {
 }
 
 nvme_swap::StoreOptions store_of(const engine::RunDirectory& run) {
-  const engine::RunManifest manifest = run.read_manifest();
-  nvme_swap::StoreOptions options;
-  options.directories = run.state_directories(manifest);
-  options.owner = manifest.state_id;
-  return options;
+  return engine::store_of(run, run.read_manifest());
 }
 
 /// Returns the step that a check has found; nothing if there is none.

@@ -72,12 +72,7 @@ std::optional<std::uint32_t> rank_of(const fs::path& path) {
 bool may_have_committed(const RunDirectory& run) {
   if (!run.exists()) return false;
   try {
-    const RunManifest manifest = run.read_manifest();
-    if (manifest.committed) return true;
-    nvme_swap::StoreOptions store;
-    store.directories = run.state_directories(manifest);
-    store.owner = manifest.state_id;
-    return nvme_swap::TileStore::has_commit(store);
+    return has_committed(run, run.read_manifest());
   } catch (const Error&) {
     return true;
   }
@@ -105,6 +100,17 @@ std::optional<fs::path> foreign_entry(const fs::path& directory) {
     if (!ours) return path;
   }
   return std::nullopt;
+}
+
+nvme_swap::StoreOptions store_of(const RunDirectory& run, const RunManifest& manifest) {
+  nvme_swap::StoreOptions options;
+  options.directories = run.state_directories(manifest);
+  options.owner = manifest.state_id;
+  return options;
+}
+
+bool has_committed(const RunDirectory& run, const RunManifest& manifest) {
+  return manifest.committed || nvme_swap::TileStore::has_commit(store_of(run, manifest));
 }
 
 std::optional<fs::path> rank_beyond(const fs::path& job, std::uint32_t ranks) {

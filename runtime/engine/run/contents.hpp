@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <optional>
 
+#include "nvme_swap/tile_store.hpp"
 #include "runtime/engine/run/directory.hpp"
 
 namespace spillway::engine {
@@ -15,6 +16,12 @@ namespace spillway::engine {
 /// what a start that was killed has left. Not for a directory with a manifest.
 [[nodiscard]] std::optional<std::filesystem::path> foreign_entry(
     const std::filesystem::path& directory);
+
+/// Returns where the state of a run lies that has this manifest.
+[[nodiscard]] nvme_swap::StoreOptions store_of(const RunDirectory& run,
+                                               const RunManifest& manifest);
+/// Whether a run with this manifest has a committed step; its state may be lost all the same.
+[[nodiscard]] bool has_committed(const RunDirectory& run, const RunManifest& manifest);
 
 /// Returns the first folder in the run directory of a job of `ranks` that is of a rank beyond them
 /// and has a committed step, or may have one, if there is any: another job has left it.

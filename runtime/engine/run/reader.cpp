@@ -17,25 +17,21 @@ RunDirectory::Files read_files(const RunDirectory& run) {
   return run.read();
 }
 
-nvme_swap::StoreOptions store_of(const RunDirectory& run, const RunManifest& manifest) {
-  nvme_swap::StoreOptions options;
-  options.directories = run.state_directories(manifest);
-  options.owner = manifest.state_id;
-  // Before its first commit a run is nothing that could be read; after it, its state must be there.
-  check(manifest.committed || nvme_swap::TileStore::has_commit(options),
-        ErrorCode::invalid_argument,
+/// Before its first commit a run is nothing that could be read; after it, its state must be there.
+nvme_swap::StoreOptions committed_store(const RunDirectory& run, const RunManifest& manifest) {
+  check(has_committed(run, manifest), ErrorCode::invalid_argument,
         fmt::format("{} has no committed step yet", run.root().string()));
-  return options;
+  return store_of(run, manifest);
 }
 
 /// Returns the store of each rank. How many there are is what the first one's commit says.
 std::vector<nvme_swap::StoreOptions> stores_of(const RunDirectory& run,
                                                const RunManifest& manifest) {
-  std::vector stores{store_of(run, manifest)};
+  std::vector stores{committed_store(run, manifest)};
   const std::uint32_t ranks = saved_ranks(stores.front());
   for (std::uint32_t rank = 1; rank < ranks; ++rank) {
     const RunManifest part = run.read_rank(manifest, rank);
-    stores.push_back(store_of(RunDirectory(rank_directory(run.root(), rank)), part));
+    stores.push_back(committed_store(RunDirectory(rank_directory(run.root(), rank)), part));
   }
   return stores;
 }
