@@ -14,6 +14,7 @@ TOOLS = pathlib.Path(__file__).resolve().parent
 ROOT = TOOLS.parents[1]
 sys.path.insert(0, str(TOOLS))
 import random_faults  # noqa: E402  (the path comes first)
+import switched_faults  # noqa: E402
 import workshop  # noqa: E402
 
 SCRATCH = pathlib.Path(sys.argv.pop(1)).resolve()
@@ -34,6 +35,7 @@ void declared(int first, int second);
 SAMPLE = {
     "CMakeLists.txt": """cmake_minimum_required(VERSION 3.25)
 project(spillway LANGUAGES CXX)
+set(CMAKE_CXX_STANDARD 20)
 add_library(spillway_base STATIC runtime/base/sample.cpp)
 set_property(GLOBAL APPEND PROPERTY SPILLWAY_MODULE_TARGETS spillway_base)
 target_include_directories(spillway_base PUBLIC ${PROJECT_SOURCE_DIR})
@@ -55,6 +57,7 @@ spillway_test(other_test)
 int larger(int a, int b);
 int unwatched(int a);
 int unreached(int a);
+int fixed();
 """,
     "runtime/base/sample.cpp": """#include "runtime/base/sample.hpp"
 int larger(int a, int b) {
@@ -67,10 +70,15 @@ int unwatched(int a) {
 int unreached(int a) {
   return a - 3;
 }
+enum Sizes { kOne = 1 };
+int fixed() {
+  return kOne;
+}
 """,
     "tests/sample_test.cpp": """#include "runtime/base/sample.hpp"
 int main() {
   unwatched(1);
+  if (fixed() != 1) return 1;
   const bool right = larger(1, 2) == 2 && larger(4, 3) == 4 && larger(5, 5) == 5;
   return right ? 0 : 1;
 }
@@ -128,6 +136,40 @@ class Drawn(unittest.TestCase):
             self.assertEqual(found, expected, line)
 
 
+class Switched(unittest.TestCase):
+    def switched(self, old, new, before=";", after=""):
+        fault = random_faults.Fault("x.cpp", 0, "", old, new)
+        line = switched_faults.switched(7, fault, random_faults.code_of(old), before, after)
+        return line and line.replace("::spillway_planted(7)", "F")
+
+    def test_a_line_has_its_code_with_and_without_the_fault(self):
+        for old, new, line in (
+                ("  run(a);", "  ;", "  { if (F) { ; } else { run(a); } }"),
+                ("  if (a && b) return;", "  if (true) return;",
+                 "  if (F ? bool(true) : bool(a && b)) return;"),
+                ("  auto x = a < b ? c : d;", "  auto x = a <= b ? c : d;",
+                 "  auto x = (F ? (a <= b) : (a < b)) ? c : d;"),
+                ("  auto x = a && b && c;", "  auto x = a || b && c;",
+                 "  auto x = (F ? (a || b && c) : (a && b && c));"),
+                ("  auto x = f(g(a, b), c);", "  auto x = f(g(b, a), c);",
+                 "  auto x = f((F ? (g(b, a)) : (g(a, b))), c);"),
+                ("  for (int i = 0; i < n; ++i) {", "  for (int i = 0; i < n; --i) {",
+                 "  for (int i = 0; i < n; (F ? (--i) : (++i))) {"),
+                ("constexpr int kMost = 4;", "constexpr int kMost = 5;",
+                 "const int kMost = (F ? (5) : (4));"),
+                ("    case kOne: return 1;", "    case kOne: return 2;",
+                 "    case kOne: { if (F) { return 2; } else { return 1; } }"),
+                ('  add(", (", a + 1);', '  add(", (", a - 1);',
+                 '  { if (F) { add(", (", a - 1); } else { add(", (", a + 1); } }')):
+            self.assertEqual(self.switched(old, new), line)
+
+    def test_what_must_be_constant_or_does_not_end_has_none(self):
+        for old, new in (("enum { kOne = 1 };", "enum { kOne = 2 };"),
+                         ("  if constexpr (a < b) return;", "  if constexpr (a > b) return;"),
+                         ("  const int x = a + b *", "  const int x = a - b *")):
+            self.assertIsNone(self.switched(old, new, after="c;"))
+
+
 class Programs(unittest.TestCase):
     def test_a_comment_that_shows_how_to_declare_one_is_none(self):
         names = workshop.known_tests()
@@ -147,7 +189,7 @@ class Planted(unittest.TestCase):
         tools = self.root / "tests/tools"
         tools.mkdir()
         for name in ("mutants", "planted.py", "product_options.cmake", "random_faults.py",
-                     "random_run.py", "reach.py", "workshop.py"):
+                     "random_run.py", "switched_faults.py", "workshop.py"):
             shutil.copy(TOOLS / name, tools)
         (tools / "equivalent_faults").write_text(
             "= a number that is equal to another is as large\nin runtime/base/sample.cpp\n"
@@ -171,8 +213,8 @@ class Planted(unittest.TestCase):
 
     def test_faults_are_caught_survive_or_are_not_reached(self):
         allowed = {"larger": {"caught", "equivalent"}, "unwatched": {"survived"},
-                   "unreached": {"not reached"}}
-        of_line = {3: "larger", 7: "unwatched", 10: "unreached"}
+                   "unreached": {"not reached"}, "fixed": {"caught"}}
+        of_line = {3: "larger", 7: "unwatched", 10: "unreached", 12: "fixed"}
         seen = set()
         for seed in range(8):
             done, report = self.mutants("--random", "9", "--seed", str(seed))
@@ -182,7 +224,7 @@ class Planted(unittest.TestCase):
                 self.assertIn(fault["outcome"], allowed[where], fault)
                 self.assertEqual(fault["by"] == "sample_test", fault["outcome"] == "caught")
                 shown = f"-{fault['old']}\n+{fault['new']}" in done.stdout
-                self.assertEqual(shown, where != "larger", done.stdout)
+                self.assertEqual(shown, where.startswith("un"), done.stdout)
                 seen.add((where, fault["outcome"]))
         self.assertEqual(seen, {(where, outcome) for where in allowed
                                 for outcome in allowed[where]})

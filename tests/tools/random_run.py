@@ -1,28 +1,35 @@
-"""Faults that are drawn at random (random_faults.py) are planted one by one, and the programs that
-reach their lines (reach.py) run: tests/tools/mutants --random."""
+"""Faults that are drawn at random (random_faults.py) and the programs that find them:
+tests/tools/mutants --random. Most are built together (switched_faults.py), each of the others
+alone."""
 import collections
+import concurrent.futures
 import hashlib
 import itertools
 import json
 import os
 import pathlib
 import re
+import threading
 import time
 
 from planted import parse
 from random_faults import AREAS, drawn
-from reach import Reach
+from switched_faults import HEADER, HEADER_NAME, SwitchedFile
 from workshop import SCRIPTS, TIMED_OUT, Workshop, known_tests
 
 EQUIVALENT = pathlib.Path(__file__).resolve().parent / "equivalent_faults"
 NOT_COMPILED, SAME_BYTES = "does not compile", "changes no byte"  # another is drawn instead
 OUTCOMES = ("caught", "survived", "not reached", "equivalent", "undecided")
 GOAL = 0.95
+SPARE = 1.25           # faults that are built for each that is asked for: some are drawn again
+CLEAN_SECONDS = 3600   # of a program without a fault
+TRIES_TO_BUILD = 20
+REFUSED = re.compile(r"^(\S+?):(\d+):(?:\d+:)? (?:fatal )?error:", re.M)
 
 
 def is_busy():
     """Whether others compute here, so that a program may be late without a fault."""
-    return os.getloadavg()[0] > os.cpu_count() + 1
+    return os.getloadavg()[0] > 2 * os.cpu_count() + 1
 
 
 def equivalent():
@@ -37,96 +44,196 @@ def stale_equivalents(root):
             yield f"{EQUIVALENT.name}: {reason}: its line is not in {file}"
 
 
+def digest(*texts):
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest()
+
+
+class Kept:
+    """Outcomes and what programs reach, by content, so that another run goes on."""
+
+    def __init__(self, path):
+        self.path = path
+        lines = path.read_text().splitlines() if path.exists() else []
+        self.values = dict(map(json.loads, lines))
+        self.lock = threading.Lock()
+
+    def get(self, key):
+        return self.values.get(key)
+
+    def put(self, key, value):
+        with self.lock, self.path.open("a") as file:
+            self.values[key] = value
+            print(json.dumps([key, value]), file=file)
+        return value
+
+
 class Hunt:
-    def __init__(self, directory, programs):
+    """The faults by their numbers, the sources with all of them, and the programs."""
+
+    def __init__(self, directory, programs, every):
         directory.mkdir(parents=True, exist_ok=True)
         self.directory = directory
         included = directory / "tree/tests/tools/product_options.cmake"
-        arguments = [f"-DCMAKE_PROJECT_spillway_INCLUDE={included}"]
-        self.workshop = Workshop(directory, "random", [
-            *arguments, "-DSPILLWAY_PRODUCT_OPTIONS=-w"])  # a fault may leave something unused
-        counted = Workshop(directory, "counted", [
-            *arguments, "-DSPILLWAY_PRODUCT_OPTIONS=--coverage;-O1;-w", "-DCMAKE_UNITY_BUILD=ON"])
+        self.workshop = Workshop(directory, "random", [  # a fault may leave something unused
+            f"-DCMAKE_PROJECT_spillway_INCLUDE={included}",
+            "-DSPILLWAY_PRODUCT_OPTIONS=-w;-Wno-narrowing"])
         self.workshop.prepare()
-        self.reach = Reach(directory, counted, self.workshop)
-        self.kept = directory / "random.jsonl"
-        lines = self.kept.read_text().splitlines() if self.kept.exists() else []
-        self.outcomes = {line["key"]: line for line in map(json.loads, lines)}
-        self.digests = {}
-        for program in programs:
-            self.learn(program)
-        self.reach.read_includes()
-        commands = json.loads((self.workshop.build / "compile_commands.json").read_text())
-        self.objects = collections.defaultdict(list)
-        for command in commands:
-            source = pathlib.Path(command["directory"], command["file"])
-            output = re.search(r" -o (\S+) ", command["command"])[1]
-            self.objects[str(source.resolve())].append(output)
+        self.kept = Kept(directory / "random.jsonl")
+        self.programs = sorted(programs)
+        self.faults = dict(enumerate(every(self.workshop.tree), start=1))
+        self.files = self.switched_files()
+        self.build()
+        self.key = digest(*(self.files[file].text() for file in sorted(self.files)),
+                          self.workshop.head())
+        self.objects = self.workshop.objects()
+        self.building = threading.Lock()  # one fault at a time is in the sources
+        self.seconds, self.reached = {}, {}  # by program; no seconds: it fails without a fault
+        self.learn()
 
-    def learn(self, program):
-        """Builds a program, and learns how long it runs and what it reaches."""
-        assert self.workshop.make((program, "")), f"{program} does not build; see log.txt"
-        self.digests[program] = self.workshop.digest(program)
-        self.reach.count(program)
-        if self.reach.seconds[program] is None:
-            print(f"{program} fails without a fault, and is left out", flush=True)
+    def switched_files(self):
+        header = self.directory / HEADER_NAME
+        header.write_text(HEADER)
+        by_file = collections.defaultdict(dict)
+        for number, fault in self.faults.items():
+            by_file[fault.file][number] = fault
+        return {file: SwitchedFile((self.workshop.tree / file).read_text(), faults, header)
+                for file, faults in by_file.items()}
 
-    def in_order(self, programs):
-        """Cheap ones first, scripts last."""
-        return sorted(programs, key=lambda p: (p in SCRIPTS, self.reach.seconds[p] or 0, p))
+    def together(self, number):
+        return number in self.files[self.faults[number].file].switched
 
-    def outcome(self, fault):
-        """What the fault came to, and by which program."""
-        reaching, possible = self.reach.programs(fault.file, fault.line)
-        programs = self.in_order(reaching) + self.in_order(possible)
-        text = fault.text(self.workshop.tree)
-        content = "\n".join([fault.file, text, *(self.digests[p] for p in programs)])
-        key = hashlib.sha256(content.encode()).hexdigest()
-        if key not in self.outcomes:
-            outcome, by = self.plant(fault.file, text, programs)
-            self.outcomes[key] = {"key": key, "outcome": outcome, "by": by}
-            if outcome != "undecided":
-                with self.kept.open("a") as file:
-                    print(json.dumps(self.outcomes[key]), file=file)
-        return self.outcomes[key]["outcome"], self.outcomes[key]["by"]
+    def build(self):
+        """Builds all programs with all faults that compilers take together."""
+        targets = sorted({target for p in self.programs for target in SCRIPTS.get(p, [p])})
+        for _ in range(TRIES_TO_BUILD):
+            for file, source in self.files.items():
+                path, text = self.workshop.tree / file, source.text()
+                if path.read_text() != text:
+                    path.write_text(text)
+            said = self.workshop.log_size()
+            if self.workshop.make_targets(self.workshop.build, *targets, keep_going=True):
+                return
+            refused = set(REFUSED.findall(self.workshop.log_from(said)))
+            if not any([self.drop(file, int(line) - 1) for file, line in refused]):
+                break
+        raise AssertionError(f"the faults do not build; see {self.directory}/log.txt")
 
-    def plant(self, file, text, programs):
-        build = self.workshop.build
-        objects = self.objects[str((self.workshop.tree / file).resolve())]
+    def drop(self, file, line):
+        name = self.workshop.name_in_tree(file)
+        return name in self.files and self.files[name].drop(line)
 
-        def digests():
-            return [hashlib.sha256((build / o).read_bytes()).digest() for o in objects]
-        assert not objects or self.workshop.make_targets(build, *objects), "see log.txt"
-        before = digests()
-        with self.workshop.planted({file: text}):
-            if objects and not self.workshop.make_targets(build, *objects):
-                return NOT_COMPILED, ""
-            if objects and digests() == before:
-                return SAME_BYTES, ""
-            if not programs:
-                return "not reached", ""
-            return self.run(programs)
+    def learn(self):
+        """What each program reaches, and how long it runs, two at a time as later."""
+        for program, kept in zip(self.programs, self.side_by_side(self.run_clean, self.programs)):
+            self.seconds[program] = kept["seconds"]
+            self.reached[program] = set(kept["reached"])
+            if kept["seconds"] is None:
+                print(f"{program} fails without a fault, and is left out", flush=True)
 
-    def run(self, programs):
-        changed = hangs = False
-        for program in programs:
-            if not self.workshop.make((program, "")):
-                return NOT_COMPILED, ""
-            if self.workshop.digest(program) == self.digests[program]:
-                continue
-            changed = True
-            seconds = self.reach.seconds[program]
-            if seconds is None:
-                continue
-            status = self.workshop.status((program, ""), seconds=3 * seconds + 10)
-            if status == TIMED_OUT and is_busy():
-                hangs = True
-            elif status != 0:
-                return "caught", program + (" (hangs)" if status == TIMED_OUT else "")
-        if not changed:
+    def run_clean(self, program):
+        key = digest(self.key, program)
+        if self.kept.get(key):
+            return self.kept.get(key)
+        path = self.directory / f"{program}.reached"
+        path.write_bytes(bytes(len(self.faults) + 1))
+        begin = time.monotonic()
+        status = self.workshop.status((program, ""), seconds=CLEAN_SECONDS,
+                                      PLANTED_REACHED=str(path))
+        seconds = time.monotonic() - begin if status == 0 else None
+        reached = [number for number, byte in enumerate(path.read_bytes()) if byte]
+        path.unlink()
+        return self.kept.put(key, {"seconds": seconds, "reached": reached})
+
+    @staticmethod
+    def side_by_side(work, items):
+        with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+            yield from pool.map(work, items)
+
+    def reaching(self, number):
+        """Programs that reach a fault, the quickest first; of one that is built alone, those that
+        reach its file."""
+        numbers = {number}
+        source = self.files[self.faults[number].file]
+        if not self.together(number):
+            numbers = set(source.switched) | {source.probe}
+        found = [p for p in self.programs if self.seconds[p] is not None
+                 and (numbers & self.reached[p] or not source.is_probed())]
+        return sorted(found, key=lambda p: (self.seconds[p], p))
+
+    def outcomes(self, most):
+        """By number: what each fault came to, and by which of its programs, in `most` seconds."""
+        self.most = most
+        first = [n for n in self.faults if self.together(n) and self.reaching(n)]
+        found = dict(zip(first, self.side_by_side(self.kept_outcome, first)))
+        return found | {n: self.kept_outcome(n) for n in self.faults if n not in found}
+
+    def kept_outcome(self, number):
+        fault = self.faults[number]
+        key = digest(self.workshop.head(), fault.file, str(fault.line), fault.new, str(self.most),
+                     *self.programs)
+        if not self.kept.get(key):
+            begin = time.monotonic()
+            outcome, by = self.outcome(number)
+            print(f"{outcome:16} {fault.file}:{fault.line + 1} {fault.kind} "
+                  f"({time.monotonic() - begin:.0f} s) {by}", flush=True)
+            if outcome == "undecided":
+                return outcome, by
+            self.kept.put(key, [outcome, by])
+        return self.kept.get(key)
+
+    def outcome(self, number):
+        programs = self.reaching(number)
+        if not self.together(number) or not programs:
+            return self.plant_alone(self.faults[number], programs)
+        outcome, by = self.run(programs, number)
+        same = outcome == "survived" and self.changes_no_byte(self.faults[number])
+        return (SAME_BYTES, "") if same else (outcome, by)
+
+    def changes_no_byte(self, fault):
+        """Whether the source's objects are the same with a fault; false for headers."""
+        with self.building:
+            found = [self.objects_with(fault, line) for line in (fault.old, fault.new)]
+        return found[0] == found[1] and found[0] is not None
+
+    def objects_with(self, fault, line):
+        """Digests of the source's objects with a line in place of the switched one; none: a header,
+        or it does not compile."""
+        objects = self.objects[fault.file]
+        with self.workshop.planted({fault.file: self.files[fault.file].text_with(fault, line)}):
+            if not objects or not self.workshop.make_targets(self.workshop.build, *objects):
+                return None
+            return [hashlib.sha256((self.workshop.build / o).read_bytes()).digest()
+                    for o in objects]
+
+    def plant_alone(self, fault, programs):
+        """What has to be constant as it is compiled, or is reached by none, which may be why."""
+        objects = self.objects[fault.file]
+        if objects and self.objects_with(fault, fault.new) is None:
+            return NOT_COMPILED, ""
+        if self.changes_no_byte(fault):
             return SAME_BYTES, ""
-        fails = hangs or any(self.reach.seconds[program] is None for program in programs)
-        return ("undecided" if fails else "survived"), ""
+        if not programs:
+            return "not reached", ""
+        text = self.files[fault.file].text_with(fault, fault.new)
+        with self.building, self.workshop.planted({fault.file: text}):
+            if not all(self.workshop.make((program, "")) for program in programs):
+                return NOT_COMPILED, ""
+            return self.run(programs, 0)
+
+    def run(self, programs, number):
+        hangs, begin = False, time.monotonic()
+        for program in programs:
+            if time.monotonic() - begin > self.most:
+                break
+            # Twice, so that a test that fails by chance catches nothing.
+            statuses = list(itertools.takewhile(
+                lambda status: status != 0,
+                (self.workshop.status((program, ""), number, 3 * self.seconds[program] + 10)
+                 for _ in range(2))))
+            if len(statuses) == 2 and not (TIMED_OUT in statuses and is_busy()):
+                return "caught", program + (" (hangs)" if TIMED_OUT in statuses else "")
+            hangs |= len(statuses) == 2
+        return ("undecided" if hangs else "survived"), ""
 
 
 def chosen_programs(given):
@@ -141,23 +248,23 @@ def chosen_programs(given):
 
 def hunt(options, directory):
     """Plants as many faults as are asked for, and returns the status of the program."""
-    areas = options.area or AREAS
-    hunting = Hunt(directory, chosen_programs(options.by))
+    def every(root):
+        part, parts = options.part
+        last = round(SPARE * options.random) * parts
+        faults = drawn(root, options.area or AREAS, options.seed)
+        return itertools.islice(faults, part - 1, last, parts)
+    hunting = Hunt(directory, chosen_programs(options.by), every)
     known, found, redrawn = equivalent(), [], collections.Counter()
-    part, parts = options.part
-    every = drawn(hunting.workshop.tree, areas, options.seed)
-    for fault in itertools.islice(every, part - 1, None, parts):
+    outcomes = hunting.outcomes(options.most)
+    for number, fault in hunting.faults.items():
         if len(found) == options.random:
             break
-        begin = time.monotonic()
         key = (fault.file, fault.old.strip(), fault.new.strip())
-        outcome, by = ("equivalent", known[key]) if key in known else hunting.outcome(fault)
+        outcome, by = ("equivalent", known[key]) if key in known else outcomes[number]
         if outcome in (NOT_COMPILED, SAME_BYTES):
             redrawn[outcome] += 1
-            continue
-        found.append((fault, outcome, by))
-        print(f"{outcome:12} {fault.file}:{fault.line + 1} {fault.kind} "
-              f"({time.monotonic() - begin:.0f} s) {by}", flush=True)
+        else:
+            found.append((fault, outcome, by))
     return report(options, found, redrawn)
 
 

@@ -1,8 +1,10 @@
 """A worktree of HEAD in which tests/tools/mutants plants faults, its builds, and the runs of tests
 in them."""
+import collections
 import contextlib
 import hashlib
 import itertools
+import json
 import os
 import pathlib
 import re
@@ -116,10 +118,34 @@ class Workshop:
         if not self.tree.exists():
             assert self.run("git", "-C", ROOT, "worktree", "add", "--force",
                             "--detach", self.tree) == 0
-        head = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True,
-                              text=True, check=True).stdout.strip()
-        assert self.run("git", "-C", self.tree, "checkout", "--force", head) == 0
+        assert self.run("git", "-C", self.tree, "checkout", "--force", self.head()) == 0
         self.configure(self.build)
+
+    @staticmethod
+    def head():
+        return subprocess.run(["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True,
+                              text=True, check=True).stdout.strip()
+
+    def objects(self):
+        """By source of the tree: its objects, as ninja names them."""
+        found = collections.defaultdict(list)
+        for command in json.loads((self.build / "compile_commands.json").read_text()):
+            name = self.name_in_tree(pathlib.Path(command["directory"], command["file"]))
+            found[name].append(re.search(r" -o (\S+) ", command["command"])[1])
+        return found
+
+    def name_in_tree(self, file):
+        """The name of a file that a compiler tells; none: it is elsewhere."""
+        path = pathlib.Path(self.build, file).resolve()
+        return path.relative_to(self.tree).as_posix() if path.is_relative_to(self.tree) else None
+
+    def log_size(self):
+        return self.log.tell()
+
+    def log_from(self, begin):
+        with open(self.log.name) as file:
+            file.seek(begin)
+            return file.read()
 
     def make(self, test):
         target = test[0].removeprefix(WATCHED)
@@ -128,9 +154,10 @@ class Workshop:
             self.configure(build)
         return self.make_targets(build, *SCRIPTS.get(target, [target]))
 
-    def make_targets(self, build, *targets):
+    def make_targets(self, build, *targets, keep_going=False):
+        more = ["--", "-k", "0"] if keep_going else []
         return self.run("cmake", "--build", build, "-j", os.environ.get("JOBS", "2"),
-                        "--target", *targets) == 0
+                        "--target", *targets, *more) == 0
 
     def digest(self, target):
         """Of all that a test runs."""
