@@ -126,7 +126,10 @@ class Kills(JobTest):
             self.expect_running(job)
         if after is not None:
             self.wait_for_lines(job, run, before + after + 1)
-        time.sleep(delay)
+            time.sleep(delay)
+        until = time.monotonic() + delay
+        while after is None and self.steps_of(run) == before and time.monotonic() < until:
+            time.sleep(0.001)
         self.expect_running(job)
         os.kill(process, signal.SIGKILL)
         begin = time.monotonic()
