@@ -27,22 +27,26 @@ SCRIPTS = {**{f"mpi.{name}": ["spillway", "spillway_mpi"]
            "cpu_adam_against_torch": ["adam_peer"], "cpu_adam_on_other_cpus": ["kernel_digest"],
            "engine_deepspeed_test": ["spillway", "schedule_print"],
            "schedule_deepspeed_test": ["schedule_print"], "schedule_peer_test": ["schedule_print"],
+           **{f"llama_peer_test_{dtype}": ["spillway"] for dtype in ("fp32", "bf16")},
+           **{f"mpi.contract_{ranks}": ["mpi_comm_test"] for ranks in (2, 4)},
            "tcp.failures": ["failing_ranks"], "tcp.kill": ["spillway"],
            "tcp.training": ["spillway"],
            "tools.emulated_runs": ["spillway_emulated"], "tcp.place": ["spillway"],
            "tcp.run": ["spillway"],
            **{f"python.{name}": ["spillway", "spillway_python"] for name in (
                "alone", "by_hand", "callbacks", "cut_off", "deepspeed", "deferred", "device",
-               "engine", "handed_over", "huggingface", "interrupted", "jax", "layout", "lifetime",
-               "missing", "native_run", "optimizers", "optimizers_state", "paths", "raised",
-               "ranks", "saved_state", "streaming", "torch_calls", "trainer_optimizers", "writes")},
+               "engine", "forked", "handed_over", "huggingface", "interrupted", "jax", "layout",
+               "lifetime", "missing", "native_run", "optimizers", "optimizers_state", "paths",
+               "raised", "ranks", "saved_state", "streaming", "torch_calls", "trainer_optimizers",
+               "writes")},
            **{f"python.{name}": ["spillway", "spillway_python", "spillway_failing_calls"]
               for name in ("failing_calls", "failing_runs")},
            "python.emulated": ["spillway", "spillway_python_emulated"],
            **{f"tools.{name}": ["spillway"] for name in (
-               "bench", "commands", "divergence", "identity_of_runs", "job_identity", "memory",
-               "metrics_order", "output", "plan", "ranks_survive_socket_calls_that_fail", "resume",
-               "terminal", "tokenizer_runs")}}
+               "bench", "commands", "divergence", "identity_of_runs", "identity_of_state", "inputs",
+               "job_identity", "kill", "memory", "metrics_order", "output", "plan",
+               "ranks_survive_socket_calls_that_fail", "resume",
+               "runs_survive_system_calls_that_fail", "terminal", "tokenizer_runs", "train")}}
 
 
 def declarations():
