@@ -23,7 +23,6 @@ OUTCOMES = ("caught", "survived", "not reached", "equivalent", "undecided")
 GOAL = 0.95
 SPARE = 1.25           # faults that are built for each that is asked for: some are drawn again
 CLEAN_SECONDS = 3600   # of a program without a fault
-TRIES_TO_BUILD = 20
 REFUSED = re.compile(r"^(\S+?):(\d+):(?:\d+:)? (?:fatal )?error:", re.M)
 
 
@@ -105,22 +104,44 @@ class Hunt:
     def build(self):
         """Builds all programs with all faults that compilers take together."""
         targets = sorted({target for p in self.programs for target in SCRIPTS.get(p, [p])})
-        for _ in range(TRIES_TO_BUILD):
-            for file, source in self.files.items():
-                path, text = self.workshop.tree / file, source.text()
-                if path.read_text() != text:
-                    path.write_text(text)
-            said = self.workshop.log_size()
-            if self.workshop.make_targets(self.workshop.build, *targets, keep_going=True):
-                return
-            refused = set(REFUSED.findall(self.workshop.log_from(said)))
-            if not any([self.drop(file, int(line) - 1) for file, line in refused]):
-                break
-        raise AssertionError(f"the faults do not build; see {self.directory}/log.txt")
+        for file, line in self.kept.get(self.workshop.head()) or []:
+            self.drop(file, line)
+        self.write()
+        for file in self.files:
+            if file.endswith(".hpp"):  # before everything that includes it is built in vain
+                self.compile(self.check_header, file)
+        if not self.compile(self.workshop.make_targets, self.workshop.build, *targets,
+                            keep_going=True):
+            raise AssertionError(f"the faults do not build; see {self.directory}/log.txt")
+
+    def compile(self, build, *arguments, **keywords):
+        """Builds without what compilers refuse; false: they do for another reason."""
+        while True:
+            begin = self.workshop.log_size()
+            if build(*arguments, **keywords):
+                return True
+            refused = [(self.workshop.name_in_tree(file), int(line) - 1)
+                       for file, line in REFUSED.findall(self.workshop.log_from(begin))]
+            dropped = [place for place in refused if self.drop(*place)]
+            if not dropped:
+                return False
+            earlier = self.kept.get(self.workshop.head()) or []
+            self.kept.put(self.workshop.head(), earlier + dropped)
+            self.write()
+
+    def write(self):
+        for file, source in self.files.items():
+            path, text = self.workshop.tree / file, source.text()
+            if path.read_text() != text:
+                path.write_text(text)
+
+    def check_header(self, file):
+        return self.workshop.run("g++", "-fsyntax-only", "-std=gnu++20", "-w", "-Wno-narrowing",
+                                 "-march=native", "-I.", "-x", "c++", file,
+                                 cwd=self.workshop.tree) == 0
 
     def drop(self, file, line):
-        name = self.workshop.name_in_tree(file)
-        return name in self.files and self.files[name].drop(line)
+        return file in self.files and self.files[file].drop(line)
 
     def learn(self):
         """What each program reaches, and how long it runs, two at a time as later."""

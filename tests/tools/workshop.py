@@ -140,7 +140,8 @@ class Workshop:
 
     def name_in_tree(self, file):
         """The name of a file that a compiler tells; none: it is elsewhere."""
-        path = pathlib.Path(self.build, file).resolve()
+        start = self.build if str(file).startswith("..") else self.tree
+        path = pathlib.Path(start, file).resolve()
         return path.relative_to(self.tree).as_posix() if path.is_relative_to(self.tree) else None
 
     def log_size(self):
