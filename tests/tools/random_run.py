@@ -123,6 +123,9 @@ class Hunt:
             refused = [(self.workshop.name_in_tree(file), int(line) - 1)
                        for file, line in REFUSED.findall(self.workshop.log_from(begin))]
             dropped = [place for place in refused if self.drop(*place)]
+            # What a line declared is missed at another.
+            dropped = dropped or [(file, None) for file in {file for file, _ in refused}
+                                  if self.drop(file, None)]
             if not dropped:
                 return False
             earlier = self.kept.get(self.workshop.head()) or []

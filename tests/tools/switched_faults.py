@@ -192,7 +192,13 @@ class SwitchedFile:
         return min(set(self.faults) - set(self.switched), default=None)
 
     def drop(self, line):
-        """Gives up what a compiler has refused at a line, from 0; whether there was something."""
+        """Gives up what a compiler has refused at a line, from 0, or first the probes and then all
+        of the file; whether there was something."""
+        if line is None:
+            given_up, self.probed = (self.probe is not None and self.probed), set()
+            if not given_up:
+                given_up, self.switched = self.switched, {}
+            return bool(given_up)
         numbers = [n for n in self.switched if self.faults[n].line == line]
         for number in numbers:
             del self.switched[number]
