@@ -22,13 +22,16 @@ NOT_COMPILED, SAME_BYTES = "does not compile", "changes no byte"  # another is d
 OUTCOMES = ("caught", "survived", "not reached", "equivalent", "undecided")
 GOAL = 0.95
 SPARE = 1.25           # faults that are built for each that is asked for: some are drawn again
+QUICK_SECONDS = 1
+LONGEST_FILTER = 100_000  # characters of one argument
 CLEAN_SECONDS = 3600   # of a program without a fault
+LANES = 2 * (os.cpu_count() or 1)  # programs side by side: many wait
 REFUSED = re.compile(r"^(\S+?):(\d+):(?:\d+:)? (?:fatal )?error:", re.M)
 
 
 def is_busy():
     """Whether others compute here, so that a program may be late without a fault."""
-    return os.getloadavg()[0] > 2 * os.cpu_count() + 1
+    return os.getloadavg()[0] > LANES + 1
 
 
 def equivalent():
@@ -86,7 +89,7 @@ class Hunt:
                           self.workshop.head())
         self.objects = self.workshop.objects()
         self.building = threading.Lock()  # one fault at a time is in the sources
-        self.seconds, self.reached = {}, {}  # by program; no seconds: it fails without a fault
+        self.cases = {}  # by program: each with its seconds and what it reaches; "": the whole
         self.learn()
 
     def switched_files(self):
@@ -147,22 +150,30 @@ class Hunt:
         return file in self.files and self.files[file].drop(line)
 
     def learn(self):
-        """What each program reaches, and how long it runs, two at a time as later."""
-        for program, kept in zip(self.programs, self.side_by_side(self.run_clean, self.programs)):
-            self.seconds[program] = kept["seconds"]
-            self.reached[program] = set(kept["reached"])
+        """What each program reaches, and how long it runs, among others as later; of one that is
+        not quick, each of its cases."""
+        whole = [(program, "") for program in self.programs]
+        for (program, _), kept in zip(whole, self.side_by_side(self.run_clean, whole)):
+            self.cases[program] = [("", kept["seconds"], set(kept["reached"]))]
             if kept["seconds"] is None:
+                self.cases[program] = []
                 print(f"{program} fails without a fault, and is left out", flush=True)
+        slow = [program for program in self.programs if program not in SCRIPTS
+                and sum(seconds for _, seconds, _ in self.cases[program]) > QUICK_SECONDS]
+        cases = [(program, case) for program in slow for case in self.workshop.cases(program)]
+        self.cases |= {program: [] for program in slow}
+        for (program, case), kept in zip(cases, self.side_by_side(self.run_clean, cases)):
+            if kept["seconds"] is not None:
+                self.cases[program].append((case, kept["seconds"], set(kept["reached"])))
 
-    def run_clean(self, program):
-        key = digest(self.key, program)
+    def run_clean(self, test):
+        key = digest(self.key, *filter(None, test))
         if self.kept.get(key):
             return self.kept.get(key)
-        path = self.directory / f"{program}.reached"
+        path = self.directory / f"{threading.get_ident()}.reached"
         path.write_bytes(bytes(len(self.faults) + 1))
         begin = time.monotonic()
-        status = self.workshop.status((program, ""), seconds=CLEAN_SECONDS,
-                                      PLANTED_REACHED=str(path))
+        status = self.workshop.status(test, seconds=CLEAN_SECONDS, PLANTED_REACHED=str(path))
         seconds = time.monotonic() - begin if status == 0 else None
         reached = [number for number, byte in enumerate(path.read_bytes()) if byte]
         path.unlink()
@@ -170,19 +181,26 @@ class Hunt:
 
     @staticmethod
     def side_by_side(work, items):
-        with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        with concurrent.futures.ThreadPoolExecutor(LANES) as pool:
             yield from pool.map(work, items)
 
     def reaching(self, number):
-        """Programs that reach a fault, the quickest first; of one that is built alone, those that
-        reach its file."""
+        """Programs with their cases that reach a fault, the quickest first, scripts last; of a
+        fault that is built alone, those that reach its file."""
         numbers = {number}
         source = self.files[self.faults[number].file]
         if not self.together(number):
             numbers = set(source.switched) | {source.probe}
-        found = [p for p in self.programs if self.seconds[p] is not None
-                 and (numbers & self.reached[p] or not source.is_probed())]
-        return sorted(found, key=lambda p: (self.seconds[p], p))
+        found = []
+        for program, cases in self.cases.items():
+            reaching = [(case, seconds) for case, seconds, reached in cases
+                        if numbers & reached or not source.is_probed()]
+            if reaching:
+                seconds = sum(seconds for _, seconds in reaching)
+                names = ":".join(case for case, _ in reaching)
+                found.append((program in SCRIPTS, seconds, program,
+                              names if len(names) < LONGEST_FILTER else ""))
+        return sorted(found)
 
     def outcomes(self, most):
         """By number: what each fault came to, and by which of its programs, in `most` seconds."""
@@ -193,17 +211,16 @@ class Hunt:
 
     def kept_outcome(self, number):
         fault = self.faults[number]
-        key = digest(self.workshop.head(), fault.file, str(fault.line), fault.new, str(self.most),
-                     *self.programs)
-        if not self.kept.get(key):
+        key = digest(self.workshop.head(), fault.file, str(fault.line), fault.new, *self.programs)
+        outcome, by, most = self.kept.get(key) or ("", "", 0)
+        if not outcome or outcome == "survived" and most < self.most:
             begin = time.monotonic()
             outcome, by = self.outcome(number)
             print(f"{outcome:16} {fault.file}:{fault.line + 1} {fault.kind} "
                   f"({time.monotonic() - begin:.0f} s) {by}", flush=True)
-            if outcome == "undecided":
-                return outcome, by
-            self.kept.put(key, [outcome, by])
-        return self.kept.get(key)
+            if outcome != "undecided":
+                self.kept.put(key, [outcome, by, self.most])
+        return outcome, by
 
     def outcome(self, number):
         programs = self.reaching(number)
@@ -240,19 +257,19 @@ class Hunt:
             return "not reached", ""
         text = self.files[fault.file].text_with(fault, fault.new)
         with self.building, self.workshop.planted({fault.file: text}):
-            if not all(self.workshop.make((program, "")) for program in programs):
+            if not all(self.workshop.make((program, "")) for _, _, program, _ in programs):
                 return NOT_COMPILED, ""
             return self.run(programs, 0)
 
     def run(self, programs, number):
         hangs, begin = False, time.monotonic()
-        for program in programs:
+        for _, seconds, program, cases in programs:
             if time.monotonic() - begin > self.most:
                 break
             # Twice, so that a test that fails by chance catches nothing.
             statuses = list(itertools.takewhile(
                 lambda status: status != 0,
-                (self.workshop.status((program, ""), number, 3 * self.seconds[program] + 10)
+                (self.workshop.status((program, cases), number, 3 * seconds + 10)
                  for _ in range(2))))
             if len(statuses) == 2 and not (TIMED_OUT in statuses and is_busy()):
                 return "caught", program + (" (hangs)" if TIMED_OUT in statuses else "")

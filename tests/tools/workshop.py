@@ -204,6 +204,24 @@ class Workshop:
             command += ["--gtest_fail_fast", "--gtest_brief=1"]
         return self.run(*command, timeout=seconds, env=environment)
 
+    def program(self, name):
+        return next(self.build.glob(f"tests/**/{name}"))
+
+    def cases(self, program):
+        """The cases of GoogleTest that the suite runs."""
+        usual = self.usual.get(program, "")
+        listed = subprocess.run([self.program(program), "--gtest_list_tests",
+                                 *([f"--gtest_filter={usual}"] if usual else [])],
+                                capture_output=True, text=True, check=True).stdout
+        found, suite = [], ""
+        for line in listed.splitlines():
+            name = line.partition("#")[0].strip()
+            if not line.startswith(" "):
+                suite = name if name.endswith(".") else ""
+            elif suite and "DISABLED_" not in suite + name:
+                found.append(suite + name)
+        return found
+
     def passes(self, test):
         if test not in self.passed:
             assert self.make(test), f"{test[0]} does not build without a fault; see log.txt"
