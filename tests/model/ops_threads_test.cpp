@@ -2,6 +2,7 @@
 // changes no bit of any of them but gemm, whose sums oneDNN arranges by it.
 #include "runtime/base/error.hpp"
 #include "runtime/model/host/host_ops.hpp"
+#include "runtime/model/host/parallel.hpp"
 #include "runtime/model/rope_frequencies.hpp"
 #include "tests/model/ops_support.hpp"
 
@@ -178,6 +179,23 @@ TEST_P(Threads, ChangeNoBitOutsideGemm) {
 INSTANTIATE_TEST_SUITE_P(EveryDType, Threads,
                          testing::Values(DType::fp32, DType::bf16, DType::fp16),
                          [](const auto& c) { return std::string(name_of(c.param)); });
+
+TEST(HostOps, DealsEveryItemToOneThreadInWholeUnits) {
+  for (const std::size_t count : {0U, 1U, 15U, 16U, 17U, 100U, 1000U}) {
+    for (const std::size_t unit : {1U, 3U, 16U}) {
+      for (const int parts : {1, 2, 3, 7}) {
+        std::size_t dealt = 0;
+        for (int part = 0; part < parts; ++part) {
+          const host::Range range = host::split(count, unit, parts, part);
+          EXPECT_EQ(range.first, dealt) << count << " in units of " << unit << ", part " << part;
+          EXPECT_TRUE(range.last % unit == 0 || range.last == count) << range.last;
+          dealt = range.last;
+        }
+        EXPECT_EQ(dealt, count);
+      }
+    }
+  }
+}
 
 TEST(HostOps, RefusesTokensOutsideTheVocabularyByPosition) {
   const EmbeddingShape s{.batch = 1, .sequence = 3, .width = 4, .vocabulary = 10, .positions = 0};

@@ -354,6 +354,20 @@ TEST(ModelConfig, KeepsTheFieldsItWasReadFrom) {
   }
 }
 
+TEST(ModelConfig, WritesWhatPublishedModelsHaveWithoutHavingReadIt) {
+  for (const ordered_json* source : {&kLlama, &kMistral, &kQwen2, &kQwen3}) {
+    ModelConfig config = parse(*source);
+    config.source_json.clear();
+    const ordered_json written = ordered_json::parse(to_config_json(config, DType::bf16));
+    for (const char* const name :
+         {"model_type", "hidden_act", "hidden_size", "intermediate_size", "num_hidden_layers",
+          "num_attention_heads", "num_key_value_heads", "max_position_embeddings", "rms_norm_eps",
+          "vocab_size"}) {
+      EXPECT_EQ(written.value(name, ordered_json()), source->at(name)) << name;
+    }
+  }
+}
+
 TEST(ModelConfig, ReplacesWhatChangedSinceItWasRead) {
   ModelConfig config = parse(kLlama);
   config.rope_llama3.reset();
