@@ -126,16 +126,21 @@ def constants(code):
         yield "constant", *number.span(), str(2 * float(number[1]) or 1.0)
 
 
+def stands_alone(code, before):
+    """Whether a line is a whole statement, by its end and by the line of code before it."""
+    stripped = code.strip()
+    begins = not before or before[-1] in ";{}:)" or before.endswith("else")
+    return begins and stripped.endswith(";") and stripped.count("(") == stripped.count(")")
+
+
 def changes(code, before):
     """Kind, begin, end and text in its place of each change to a line; `before` is the line of code
     before it."""
     stripped = code.strip()
     if not stripped.strip(FILL) or NOT_CODE.match(code) or "operator" in code:
         return
-    begins = not before or before[-1] in ";{}:)" or before.endswith("else")
-    whole = stripped.endswith(";") and stripped.count("(") == stripped.count(")")
     simple = re.match(r"(?:return|break|continue);|throw\b", stripped)
-    if begins and whole and STATEMENT.match(stripped) and "reserve(" not in code and (
+    if stands_alone(code, before) and STATEMENT.match(stripped) and "reserve(" not in code and (
             simple or not KEYWORDS.match(stripped)):
         start = len(code) - len(code.lstrip())
         yield "statement", start, start + len(stripped), ";"

@@ -170,11 +170,41 @@ class Switched(unittest.TestCase):
             self.assertIsNone(self.switched(old, new, after="c;"))
 
 
+    def test_what_a_compiler_refuses_is_given_up(self):
+        text = "int f(int a) {\n  run(a);\n  return a + 1;\n}\nenum { kOne = 1 };\n"
+        faults = {number: random_faults.Fault("x.cpp", line, "", text.split("\n")[line], new)
+                  for number, line, new in ((1, 1, "  ;"), (2, 2, "  return a - 1;"),
+                                            (3, 4, "enum { kOne = 2 };"))}
+        file = switched_faults.SwitchedFile(text, faults, "x.hpp")
+        self.assertEqual((set(file.switched), file.probe), ({1, 2}, 3))
+        self.assertFalse(file.drop(0), "there is no fault")
+        self.assertTrue(file.drop(1))
+        self.assertEqual((set(file.switched), file.probe), ({2}, 1))
+        self.assertIn("\n  run(a);\n", file.text(), "no probe is where a compiler refused one")
+        self.assertTrue(file.drop(None), "the probes go")
+        self.assertEqual((set(file.switched), file.probed), ({2}, set()))
+        self.assertTrue(file.drop(None), "all goes")
+        self.assertFalse(file.drop(None))
+        self.assertEqual(file.text().split("\n", 2)[2], text)
+
+
 class Programs(unittest.TestCase):
     def test_a_comment_that_shows_how_to_declare_one_is_none(self):
         names = workshop.known_tests()
         self.assertIn("tools_test", names)
         self.assertNotIn("NAME", names)
+
+    def test_cases_are_listed_without_comments_and_disabled_ones(self):
+        listing = """Running main() from gtest_main.cc
+Plain.
+  One
+  DISABLED_Two
+Every/Typed/0.  # TypeParam = float
+  Three/fp32  # GetParam() = 4
+DISABLED_All.
+  Four
+"""
+        self.assertEqual(workshop.cases_in(listing), ["Plain.One", "Every/Typed/0.Three/fp32"])
 
 
 class Planted(unittest.TestCase):

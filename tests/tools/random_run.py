@@ -72,7 +72,7 @@ class Kept:
 class Hunt:
     """The faults by their numbers, the sources with all of them, and the programs."""
 
-    def __init__(self, directory, programs, every):
+    def __init__(self, directory, programs, every, most):
         directory.mkdir(parents=True, exist_ok=True)
         self.directory = directory
         included = directory / "tree/tests/tools/product_options.cmake"
@@ -82,7 +82,9 @@ class Hunt:
         self.workshop.prepare()
         self.kept = Kept(directory / "random.jsonl")
         self.programs = sorted(programs)
+        self.most = most  # seconds that the programs of a fault may take
         self.faults = dict(enumerate(every(self.workshop.tree), start=1))
+        self.refused = digest(self.workshop.head(), *(f.difference() for f in self.faults.values()))
         self.files = self.switched_files()
         self.build()
         self.key = digest(*(self.files[file].text() for file in sorted(self.files)),
@@ -107,7 +109,7 @@ class Hunt:
     def build(self):
         """Builds all programs with all faults that compilers take together."""
         targets = sorted({target for p in self.programs for target in SCRIPTS.get(p, [p])})
-        for file, line in self.kept.get(self.workshop.head()) or []:
+        for file, line in self.kept.get(self.refused) or []:
             self.drop(file, line)
         self.write()
         for file in self.files:
@@ -118,7 +120,7 @@ class Hunt:
             raise AssertionError(f"the faults do not build; see {self.directory}/log.txt")
 
     def compile(self, build, *arguments, **keywords):
-        """Builds without what compilers refuse; false: they do for another reason."""
+        """Builds without the lines that compilers refuse; false: it fails for another reason."""
         while True:
             begin = self.workshop.log_size()
             if build(*arguments, **keywords):
@@ -126,13 +128,12 @@ class Hunt:
             refused = [(self.workshop.name_in_tree(file), int(line) - 1)
                        for file, line in REFUSED.findall(self.workshop.log_from(begin))]
             dropped = [place for place in refused if self.drop(*place)]
-            # What a line declared is missed at another.
-            dropped = dropped or [(file, None) for file in {file for file, _ in refused}
-                                  if self.drop(file, None)]
+            if not dropped:  # what a line declared is missed at another
+                dropped = [(file, None) for file in sorted({str(file) for file, _ in refused})
+                           if self.drop(file, None)]
             if not dropped:
                 return False
-            earlier = self.kept.get(self.workshop.head()) or []
-            self.kept.put(self.workshop.head(), earlier + dropped)
+            self.kept.put(self.refused, (self.kept.get(self.refused) or []) + dropped)
             self.write()
 
     def write(self):
@@ -152,19 +153,25 @@ class Hunt:
     def learn(self):
         """What each program reaches, and how long it runs, among others as later; of one that is
         not quick, each of its cases."""
-        whole = [(program, "") for program in self.programs]
-        for (program, _), kept in zip(whole, self.side_by_side(self.run_clean, whole)):
-            self.cases[program] = [("", kept["seconds"], set(kept["reached"]))]
+        cases = []
+        for program, found in self.run_all_clean([(program, "") for program in self.programs]):
+            self.cases[program] = found
+            if program not in SCRIPTS and any(seconds > QUICK_SECONDS for _, seconds, _ in found):
+                cases += [(program, case) for case in self.workshop.cases(program)]
+        self.cases |= {program: [] for program, _ in cases}
+        for program, found in self.run_all_clean(cases):
+            self.cases[program] += found
+
+    def run_all_clean(self, tests):
+        """The program of each test, and a list with what the test came to, if it passes."""
+        for test, kept in zip(tests, self.side_by_side(self.run_clean, tests)):
+            program, case = test
             if kept["seconds"] is None:
-                self.cases[program] = []
-                print(f"{program} fails without a fault, and is left out", flush=True)
-        slow = [program for program in self.programs if program not in SCRIPTS
-                and sum(seconds for _, seconds, _ in self.cases[program]) > QUICK_SECONDS]
-        cases = [(program, case) for program in slow for case in self.workshop.cases(program)]
-        self.cases |= {program: [] for program in slow}
-        for (program, case), kept in zip(cases, self.side_by_side(self.run_clean, cases)):
-            if kept["seconds"] is not None:
-                self.cases[program].append((case, kept["seconds"], set(kept["reached"])))
+                print(f"{' '.join(test).strip()} fails without a fault, and is left out",
+                      flush=True)
+                yield program, []
+            else:
+                yield program, [(case, kept["seconds"], set(kept["reached"]))]
 
     def run_clean(self, test):
         key = digest(self.key, *filter(None, test))
@@ -202,9 +209,8 @@ class Hunt:
                               names if len(names) < LONGEST_FILTER else ""))
         return sorted(found)
 
-    def outcomes(self, most):
-        """By number: what each fault came to, and by which of its programs, in `most` seconds."""
-        self.most = most
+    def outcomes(self):
+        """By number: what each fault came to, and by which of its programs."""
         first = [n for n in self.faults if self.together(n) and self.reaching(n)]
         found = dict(zip(first, self.side_by_side(self.kept_outcome, first)))
         return found | {n: self.kept_outcome(n) for n in self.faults if n not in found}
@@ -223,36 +229,35 @@ class Hunt:
         return outcome, by
 
     def outcome(self, number):
-        programs = self.reaching(number)
+        fault, programs = self.faults[number], self.reaching(number)
         if not self.together(number) or not programs:
-            return self.plant_alone(self.faults[number], programs)
+            return self.plant_alone(fault, programs)
         outcome, by = self.run(programs, number)
-        same = outcome == "survived" and self.changes_no_byte(self.faults[number])
-        return (SAME_BYTES, "") if same else (outcome, by)
+        return (self.compiled(fault) or outcome, by) if outcome == "survived" else (outcome, by)
 
-    def changes_no_byte(self, fault):
-        """Whether the source's objects are the same with a fault; false for headers."""
+    def compiled(self, fault):
+        """What the source's objects with and without a fault come to: it does not compile, or it
+        changes no byte of them; nothing: it changes some, or it is in a header."""
+        if not self.objects[fault.file]:
+            return ""
         with self.building:
-            found = [self.objects_with(fault, line) for line in (fault.old, fault.new)]
-        return found[0] == found[1] and found[0] is not None
+            without, planted = (self.objects_with(fault, line) for line in (fault.old, fault.new))
+        return NOT_COMPILED if planted is None else SAME_BYTES if planted == without else ""
 
     def objects_with(self, fault, line):
-        """Digests of the source's objects with a line in place of the switched one; none: a header,
-        or it does not compile."""
+        """Digests of the source's objects with a line in place of the switched one; none: it does
+        not compile."""
         objects = self.objects[fault.file]
         with self.workshop.planted({fault.file: self.files[fault.file].text_with(fault, line)}):
-            if not objects or not self.workshop.make_targets(self.workshop.build, *objects):
+            if not self.workshop.make_targets(self.workshop.build, *objects):
                 return None
             return [hashlib.sha256((self.workshop.build / o).read_bytes()).digest()
                     for o in objects]
 
     def plant_alone(self, fault, programs):
         """What has to be constant as it is compiled, or is reached by none, which may be why."""
-        objects = self.objects[fault.file]
-        if objects and self.objects_with(fault, fault.new) is None:
-            return NOT_COMPILED, ""
-        if self.changes_no_byte(fault):
-            return SAME_BYTES, ""
+        if outcome := self.compiled(fault):
+            return outcome, ""
         if not programs:
             return "not reached", ""
         text = self.files[fault.file].text_with(fault, fault.new)
@@ -294,9 +299,9 @@ def hunt(options, directory):
         last = round(SPARE * options.random) * parts
         faults = drawn(root, options.area or AREAS, options.seed)
         return itertools.islice(faults, part - 1, last, parts)
-    hunting = Hunt(directory, chosen_programs(options.by), every)
+    hunting = Hunt(directory, chosen_programs(options.by), every, options.most)
     known, found, redrawn = equivalent(), [], collections.Counter()
-    outcomes = hunting.outcomes(options.most)
+    outcomes = hunting.outcomes()
     for number, fault in hunting.faults.items():
         if len(found) == options.random:
             break

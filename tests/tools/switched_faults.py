@@ -4,10 +4,10 @@ write down which of these lines they reach."""
 import os
 import re
 
-from random_faults import DEPTH, FILL, STATEMENT, code_of, end_of, parts
+from random_faults import DEPTH, FILL, STATEMENT, code_of, end_of, parts, stands_alone
 
 HEADER_NAME = "planted_switch.hpp"
-# Initialised as constants are where nothing is chosen, so that what runs before main has no fault.
+# What runs before a source has made these finds zeros: it has no fault and is not counted.
 HEADER = """#pragma once
 #pragma GCC system_header
 #include <fcntl.h>
@@ -52,10 +52,10 @@ def switch(number):
 
 
 def changed(old, new):
-    """Begin and end of what changes in a line, and the text in its place."""
+    """Begin and end of what changes in a line."""
     begin = len(os.path.commonprefix([old, new]))
     end = len(os.path.commonprefix([old[begin:][::-1], new[begin:][::-1]]))
-    return begin, len(old) - end, new[begin:len(new) - end]
+    return begin, len(old) - end
 
 
 def part_begin(code, begin, before, separators):
@@ -94,9 +94,7 @@ def opening(code, index):
 
 def is_statement(code, before):
     stripped = code.strip()
-    begins = not before or before[-1] in ";{}:)" or before.endswith("else")
-    return (begins and stripped.endswith(";") and stripped.count("(") == stripped.count(")")
-            and stripped.count("{") == stripped.count("}")
+    return (stands_alone(code, before) and stripped.count("{") == stripped.count("}")
             and (STATEMENT.match(stripped) is not None or stripped.startswith("return ")))
 
 
@@ -121,10 +119,9 @@ def switched(number, fault, code, before, after):
     if constant := CONSTANT.match(code):  # which may be one at run time too
         kind = {"static ": "static inline ", "inline ": "inline ", None: ""}[constant[2]]
         rest = constant.start(3)
-        line = switched(number, fault._replace(old=f"{constant[1]}{kind}const {old[rest:]}",
-                                               new=f"{constant[1]}{kind}const {new[rest:]}"),
-                        f"{constant[1]}{kind}const {code[rest:]}", before, after)
-        return line
+        start = f"{constant[1]}{kind}const "
+        variable = fault._replace(old=start + old[rest:], new=start + new[rest:])
+        return switched(number, variable, start + code[rest:], before, after)
     if label := LABEL.match(code):
         rest = label.end()
         if old[:rest] != new[:rest]:
@@ -137,7 +134,7 @@ def switched(number, fault, code, before, after):
     if is_statement(code, before):
         indent = old[:len(old) - len(old.lstrip())]
         return f"{indent}{{ if ({switch(number)}) {{ {new.strip()} }} else {{ {old.strip()} }} }}"
-    begin, end, _ = changed(old, new)
+    begin, end = changed(old, new)
     head = switched_head(number, old, new, code, begin, end)
     if head:
         return head

@@ -2,7 +2,6 @@
 in them."""
 import collections
 import contextlib
-import hashlib
 import itertools
 import json
 import os
@@ -77,6 +76,18 @@ def known_cases():
     """The names of the scripts' cases, without those of their classes."""
     return {name for script in (ROOT / "tests").rglob("*_test.py")
             for name in re.findall(r"def (test_\w+)", script.read_text())}
+
+
+def cases_in(listing):
+    """The names of all cases in what --gtest_list_tests prints, without disabled ones."""
+    found, suite = [], ""
+    for line in listing.splitlines():
+        name = line.partition("#")[0].strip()
+        if not line.startswith(" "):
+            suite = name if name.endswith(".") else ""
+        elif suite and "DISABLED_" not in suite + name:
+            found.append(suite + name)
+    return found
 
 
 class Workshop:
@@ -164,19 +175,6 @@ class Workshop:
         return self.run("cmake", "--build", build, "-j", os.environ.get("JOBS", "2"),
                         "--target", *targets, *more) == 0
 
-    def digest(self, target):
-        """Of all that a test runs."""
-        files = []
-        for name in SCRIPTS.get(target, [target]):
-            files += [self.build / name, *self.build.glob(f"tests/**/{name}")]
-        if target in SCRIPTS:
-            files += [*self.build.glob("python/**/*"), *self.tree.glob("tests/**/*.py"),
-                      *self.tree.glob("tests/tools/*")]
-        content = hashlib.sha256(target.encode())
-        for file in sorted(path for path in files if path.is_file()):
-            content.update(file.read_bytes())
-        return content.hexdigest()
-
     def status(self, test, number=0, seconds=TEST_SECONDS, **more):
         target, chosen = test
         program = target.removeprefix(WATCHED)
@@ -191,36 +189,28 @@ class Workshop:
                        self.build / "spillway", "--case", chosen]
         elif target == "tools.emulated_runs":
             command = [PYTHON, "-B", self.tree / "tests/tools/emulated_runs", "--first-difference",
-                       "--binary", next(self.build.glob("tests/**/spillway_emulated"))]
+                       "--binary", self.program("spillway_emulated")]
             command += ["--only", chosen] if chosen else []
         elif target in SCRIPTS:
             command = ["ctest", "--test-dir", self.build, "-R", f"^{target}$", "-V"]
         else:
             build = self.build if program == target else self.watched
             command = ["setarch", "--addr-no-randomize"] if program != target else []
-            command += [next(build.glob(f"tests/**/{program}"))]
+            command += [self.program(program, build)]
             cases = chosen or self.usual.get(program, "")
             command += [f"--gtest_filter={cases}"] if cases else []
             command += ["--gtest_fail_fast", "--gtest_brief=1"]
         return self.run(*command, timeout=seconds, env=environment)
 
-    def program(self, name):
-        return next(self.build.glob(f"tests/**/{name}"))
+    def program(self, name, build=None):
+        return next((build or self.build).glob(f"tests/**/{name}"))
 
     def cases(self, program):
         """The cases of GoogleTest that the suite runs."""
-        usual = self.usual.get(program, "")
-        listed = subprocess.run([self.program(program), "--gtest_list_tests",
-                                 *([f"--gtest_filter={usual}"] if usual else [])],
-                                capture_output=True, text=True, check=True).stdout
-        found, suite = [], ""
-        for line in listed.splitlines():
-            name = line.partition("#")[0].strip()
-            if not line.startswith(" "):
-                suite = name if name.endswith(".") else ""
-            elif suite and "DISABLED_" not in suite + name:
-                found.append(suite + name)
-        return found
+        usual = self.usual.get(program, "*")
+        return cases_in(subprocess.run(
+            [self.program(program), "--gtest_list_tests", f"--gtest_filter={usual}"],
+            capture_output=True, text=True, check=True).stdout)
 
     def passes(self, test):
         if test not in self.passed:
