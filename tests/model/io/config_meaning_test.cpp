@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
+#include <tuple>
 
 #include "runtime/base/error.hpp"
 #include "runtime/model/model_config.hpp"
@@ -51,6 +52,17 @@ TEST(ModelMeaning, WritesThePaddingToken) {
   EXPECT_EQ(ordered_json::parse(to_config_json(config, DType::fp32))["pad_token_id"], 3);
   config.source_json.clear();
   EXPECT_EQ(ordered_json::parse(to_config_json(config, DType::fp32))["pad_token_id"], 3);
+}
+
+// Other readers need not know what transformers takes where nothing is said.
+TEST(ModelMeaning, WritesTheActivation) {
+  for (const auto& [document, name, value] :
+       {std::tuple(&kGpt2, "activation_function", "gelu_new"),
+        std::tuple(&kLlama, "hidden_act", "silu"), std::tuple(&kMistral, "hidden_act", "silu")}) {
+    ModelConfig config = parse(*document);
+    config.source_json.clear();
+    EXPECT_EQ(ordered_json::parse(to_config_json(config, DType::fp32))[name], value);
+  }
 }
 
 TEST(ModelMeaning, ReachesAsFarAsALinearRotaryEmbeddingDoes) {
