@@ -124,12 +124,11 @@ class Kills(JobTest):
         job = self.launch(run, options, steps, "--resume", ranks=ranks)
         while (process := process_of(job.pid, victim)) is None:
             self.expect_running(job)
-        if after is not None:
+        if after is None:
+            self.wait_in_start(run, before, delay)
+        else:
             self.wait_for_lines(job, run, before + after + 1)
             time.sleep(delay)
-        until = time.monotonic() + delay
-        while after is None and self.steps_of(run) == before and time.monotonic() < until:
-            time.sleep(0.001)
         self.expect_running(job)
         os.kill(process, signal.SIGKILL)
         begin = time.monotonic()

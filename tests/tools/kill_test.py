@@ -55,9 +55,7 @@ class Kill(ProgramTestCase):
             before = self.steps_of("killed")
             child = self.start(*arguments)
             if kill % 2 == 0:
-                until = time.monotonic() + numbers.uniform(0, start)
-                while self.steps_of("killed") == before and time.monotonic() < until:
-                    time.sleep(0.002)
+                self.wait_in_start("killed", before, numbers.uniform(0, start))
             else:
                 self.wait_for_steps(child, "killed", before + numbers.randint(1, STEPS_PER_KILL))
                 time.sleep(numbers.uniform(0, step))

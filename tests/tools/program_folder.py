@@ -79,6 +79,12 @@ class ProgramFolder:
                 f"it {'has ended' if ended else 'is'} at step {self.steps_of(run)}")
             time.sleep(0.002)
 
+    def wait_in_start(self, run, before, seconds):
+        """Waits so long, but not once the run has more steps than `before` its start."""
+        until = time.monotonic() + seconds
+        while self.steps_of(run) == before and time.monotonic() < until:
+            time.sleep(0.001)
+
     def steps_of(self, run) -> int:
         path = self.path(run) / "metrics.jsonl"
         return path.read_bytes().count(b"\n") if path.exists() else 0
