@@ -2,8 +2,9 @@
 changes one line: a statement or a condition goes, a condition is negated, an operator, a constant
 or the order of two arguments is another. Comments, texts and what only makes a message are left
 out, assertions of what always holds too, and the room that a container reserves."""
+import collections
+import hashlib
 import pathlib
-import random
 import re
 from typing import NamedTuple
 
@@ -178,10 +179,28 @@ def sources(root, areas=AREAS):
 
 
 def drawn(root, areas, seed):
-    """Faults of lines drawn without repetition, every line with the same chance."""
-    lines = [faults for file in sorted(set(sources(root, areas)))
-             for faults in faults_of(file, (pathlib.Path(root) / file).read_text())]
-    chance = random.Random(seed)
-    chance.shuffle(lines)
-    for faults in lines:
-        yield chance.choice(faults)
+    """Faults of lines drawn without repetition, every line with the same chance. The draw of a
+    line follows from its text and the seed, so that another line's change leaves it as it is."""
+    lines = []
+    for file in sorted(set(sources(root, areas))):
+        times = collections.Counter()
+        for faults in faults_of(file, (pathlib.Path(root) / file).read_text()):
+            text = faults[0].old.strip()
+            times[text] += 1
+            name = f"{seed} {file} {times[text]} {text}"
+            lines.append((int(hashlib.sha256(name.encode()).hexdigest(), 16), faults))
+    for chance, faults in sorted(lines):
+        yield faults[chance % len(faults)]
+
+
+def found_again(root, survivors):
+    """The faults of an earlier report that were not caught, where their lines are now."""
+    for fault in survivors:
+        path = pathlib.Path(root) / fault["file"]
+        lines = path.read_text().split("\n") if path.exists() else []
+        places = [index for index, line in enumerate(lines) if line == fault["old"]]
+        if places:
+            nearest = min(places, key=lambda index: abs(index + 1 - fault["line"]))
+            yield Fault(fault["file"], nearest, fault["kind"], fault["old"], fault["new"])
+        else:
+            print(f"gone: {fault['file']}: {fault['old'].strip()}", flush=True)

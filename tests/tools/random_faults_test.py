@@ -104,6 +104,19 @@ class Drawn(unittest.TestCase):
         self.assertEqual({(f.file, f.line) for f in first[0]},
                          {(f.file, f.line) for f in first[2]})
 
+    def test_a_line_that_changes_leaves_the_draw_of_the_others(self):
+        SCRATCH.mkdir(parents=True, exist_ok=True)
+        self.addCleanup(shutil.rmtree, SCRATCH, ignore_errors=True)
+        (SCRATCH / "area").mkdir()
+        text = "".join(f"  run(a{letter} + 1, {letter});\n" for letter in "bcdefghijk")
+        draws = []
+        for changed in (text, "  run(x - 1);\n" + text.replace("  run(ac + 1, c);", "  stop(9);")):
+            (SCRATCH / "area/x.cpp").write_text(changed)
+            draws.append([(f.old, f.new) for f in random_faults.drawn(SCRATCH, ["area"], 3)])
+        same = [fault for fault in draws[1] if fault in draws[0]]
+        self.assertEqual(len(same), 9)
+        self.assertEqual(same, [fault for fault in draws[0] if fault in same], "the order")
+
     def test_a_fault_changes_one_line_and_neither_comments_nor_texts(self):
         kinds = set()
         faults = random_faults.drawn(ROOT, random_faults.AREAS, 5)
@@ -224,12 +237,19 @@ class Planted(unittest.TestCase):
         (tools / "equivalent_faults").write_text(
             "= a number that is equal to another is as large\nin runtime/base/sample.cpp\n"
             "-if (a < b) return b;\n+if (a <= b) return b;\n")
-        git = ["git", "-C", str(self.root), "-c", "user.name=n", "-c", "user.email=e"]
-        for command in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "sample"]):
-            subprocess.run(git + command, check=True)
+        self.git("init", "-q")
+        self.commit()
 
     def tearDown(self):
         shutil.rmtree(SCRATCH, ignore_errors=True)
+
+    def git(self, *arguments):
+        subprocess.run(["git", "-C", str(self.root), "-c", "user.name=n", "-c", "user.email=e",
+                        *arguments], check=True)
+
+    def commit(self):
+        self.git("add", ".")
+        self.git("commit", "-q", "-m", "sample")
 
     def mutants(self, *arguments):
         report = SCRATCH / "report.json"
@@ -266,6 +286,23 @@ class Planted(unittest.TestCase):
                  for part in ("1/2", "2/2")]
         self.assertCountEqual(parts[0] + parts[1], report["faults"])
         self.assertTrue(parts[0])
+
+    def test_survivors_of_a_report_are_planted_again(self):
+        _, before = self.mutants("--random", "9", "--seed", "1")
+        shutil.copy(SCRATCH / "report.json", SCRATCH / "before.json")
+        test = self.root / "tests/sample_test.cpp"
+        test.write_text(test.read_text().replace("unwatched(1);",
+                                                 "if (unwatched(1) != 2) return 1;"))
+        source = self.root / "runtime/base/sample.cpp"  # moved, and one line is another
+        source.write_text("\n" + source.read_text().replace("return a - 3;", "return a - 4;"))
+        self.commit()
+        done, after = self.mutants("--survivors", str(SCRATCH / "before.json"))
+        self.assertEqual(done.returncode, 0, done.stdout)
+        expected = [(f["line"] + 1, f["new"], "caught") for f in before["faults"]
+                    if f["outcome"] == "survived"]
+        self.assertTrue(expected)
+        self.assertEqual([(f["line"], f["new"], f["outcome"]) for f in after["faults"]], expected)
+        self.assertIn("gone: runtime/base/sample.cpp: return a - 3;", done.stdout)
 
 
 if __name__ == "__main__":

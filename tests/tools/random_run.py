@@ -3,6 +3,7 @@ tests/tools/mutants --random. Most are built together (switched_faults.py), each
 alone."""
 import collections
 import concurrent.futures
+import functools
 import hashlib
 import itertools
 import json
@@ -13,19 +14,21 @@ import threading
 import time
 
 from planted import parse
-from random_faults import AREAS, drawn
+from random_faults import AREAS, drawn, found_again
 from switched_faults import HEADER, HEADER_NAME, SwitchedFile
 from workshop import SCRIPTS, TIMED_OUT, Workshop, known_tests
 
 EQUIVALENT = pathlib.Path(__file__).resolve().parent / "equivalent_faults"
 NOT_COMPILED, SAME_BYTES = "does not compile", "changes no byte"  # another is drawn instead
 OUTCOMES = ("caught", "survived", "not reached", "equivalent", "undecided")
+GOOD = ("caught", "equivalent")
 GOAL = 0.95
 SPARE = 1.25           # faults that are built for each that is asked for: some are drawn again
 QUICK_SECONDS = 1
 LONGEST_FILTER = 100_000  # characters of one argument
 CLEAN_SECONDS = 3600   # of a program without a fault
 LANES = 2 * (os.cpu_count() or 1)  # programs side by side: many wait
+PATIENCE, MORE_PATIENCE = 3, 10    # times the seconds without a fault, beside others and alone
 REFUSED = re.compile(r"^(\S+?):(\d+):(?:\d+:)? (?:fatal )?error:", re.M)
 
 
@@ -83,6 +86,7 @@ class Hunt:
         self.kept = Kept(directory / "random.jsonl")
         self.programs = sorted(programs)
         self.most = most  # seconds that the programs of a fault may take
+        self.patience = PATIENCE
         self.faults = dict(enumerate(every(self.workshop.tree), start=1))
         self.refused = digest(self.workshop.head(), *(f.difference() for f in self.faults.values()))
         self.files = self.switched_files()
@@ -213,19 +217,24 @@ class Hunt:
         """By number: what each fault came to, and by which of its programs."""
         first = [n for n in self.faults if self.together(n) and self.reaching(n)]
         found = dict(zip(first, self.side_by_side(self.kept_outcome, first)))
-        return found | {n: self.kept_outcome(n) for n in self.faults if n not in found}
+        self.patience = MORE_PATIENCE
+        return found | {n: self.kept_outcome(n) for n in self.faults
+                        if found.get(n, ("undecided", ""))[0] == "undecided"}
 
     def kept_outcome(self, number):
+        """What was caught stays so while its file is what it was: tests are not taken away."""
         fault = self.faults[number]
         key = digest(self.workshop.head(), fault.file, str(fault.line), fault.new, *self.programs)
-        outcome, by, most = self.kept.get(key) or ("", "", 0)
+        caught = digest(self.files[fault.file].original, str(fault.line), fault.new,
+                        *self.programs)
+        outcome, by, most = self.kept.get(caught) or self.kept.get(key) or ("", "", 0)
         if not outcome or outcome == "survived" and most < self.most:
             begin = time.monotonic()
             outcome, by = self.outcome(number)
             print(f"{outcome:16} {fault.file}:{fault.line + 1} {fault.kind} "
                   f"({time.monotonic() - begin:.0f} s) {by}", flush=True)
             if outcome != "undecided":
-                self.kept.put(key, [outcome, by, self.most])
+                self.kept.put(caught if outcome == "caught" else key, [outcome, by, self.most])
         return outcome, by
 
     def outcome(self, number):
@@ -274,9 +283,10 @@ class Hunt:
             # Twice, so that a test that fails by chance catches nothing.
             statuses = list(itertools.takewhile(
                 lambda status: status != 0,
-                (self.workshop.status((program, cases), number, 3 * seconds + 10)
+                (self.workshop.status((program, cases), number, self.patience * seconds + 10)
                  for _ in range(2))))
-            if len(statuses) == 2 and not (TIMED_OUT in statuses and is_busy()):
+            if len(statuses) == 2 and not (TIMED_OUT in statuses and is_busy()
+                                           and self.patience == PATIENCE):
                 return "caught", program + (" (hangs)" if TIMED_OUT in statuses else "")
             hangs |= len(statuses) == 2
         return ("undecided" if hangs else "survived"), ""
@@ -292,18 +302,25 @@ def chosen_programs(given):
     return sorted(p for p in programs if not re.search(r"(_gpu|^cudnn_planner)_test$", p))
 
 
+def chosen_faults(options, root):
+    """Those that are to be built: drawn ones, or what an earlier report has as not caught."""
+    if options.survivors:
+        report = json.loads(options.survivors.read_text())
+        return found_again(root, [f for f in report["faults"] if f["outcome"] not in GOOD])
+    part, parts = options.part
+    last = round(SPARE * options.random) * parts
+    faults = drawn(root, options.area or AREAS, options.seed)
+    return itertools.islice(faults, part - 1, last, parts)
+
+
 def hunt(options, directory):
     """Plants as many faults as are asked for, and returns the status of the program."""
-    def every(root):
-        part, parts = options.part
-        last = round(SPARE * options.random) * parts
-        faults = drawn(root, options.area or AREAS, options.seed)
-        return itertools.islice(faults, part - 1, last, parts)
-    hunting = Hunt(directory, chosen_programs(options.by), every, options.most)
+    hunting = Hunt(directory, chosen_programs(options.by),
+                   functools.partial(chosen_faults, options), options.most)
     known, found, redrawn = equivalent(), [], collections.Counter()
     outcomes = hunting.outcomes()
     for number, fault in hunting.faults.items():
-        if len(found) == options.random:
+        if len(found) == (options.random or len(hunting.faults)):
             break
         key = (fault.file, fault.old.strip(), fault.new.strip())
         outcome, by = ("equivalent", known[key]) if key in known else outcomes[number]
@@ -316,13 +333,13 @@ def hunt(options, directory):
 
 def report(options, found, redrawn):
     for fault, outcome, _ in found:
-        if outcome not in ("caught", "equivalent"):
+        if outcome not in GOOD:
             print(f"\n{outcome}: {fault.difference()}")
     counts = collections.Counter(outcome for _, outcome, _ in found)
     print("\n" + "\n".join(f"{outcome:12} {counts[outcome]:5}" for outcome in OUTCOMES))
     print(f"drawn again: {redrawn[NOT_COMPILED]} that do not compile, {redrawn[SAME_BYTES]} that "
           "change no byte of a program")
-    good = (counts["caught"] + counts["equivalent"]) / max(len(found), 1)
+    good = sum(counts[outcome] for outcome in GOOD) / max(len(found), 1)
     print(f"{100 * good:.1f} % of {len(found)} faults are caught or equivalent; the seed is "
           f"{options.seed}")
     if options.json:

@@ -162,6 +162,7 @@ class SwitchedFile:
     """A source with the faults that are built together; `faults` are those by their numbers."""
 
     def __init__(self, text, faults, header):
+        self.original = text
         self.lines = text.split("\n")
         self.code = code_of(text).split("\n")
         self.header = header
