@@ -48,7 +48,7 @@ DeviceRecord make_record(const Call& call, std::uint64_t number, const Members& 
   return {.header = {.number = number,
                      .bytes = transfer ? moved : bytes_of_all(call, members.ranks()),
                      .ranks = members.ranks(),
-                     .root = transfer ? 0 : call.root.value(),
+                     .root = call.root.value(),
                      .group = members.tag(),
                      .operation = call.operation,
                      .types = call.types}};

@@ -91,8 +91,9 @@ class Comm(ProgramTestCase):
 class Pipeline(ProgramTestCase):
     # The times are those of a machine that does other things: tools/reproduce looks at them.
     def test_keeps_and_simulates_what_is_published(self):
-        document = self.document("bench", "pipeline", "--stages", 2, "--rounds", 4, "--forward-ms",
-                                 1, "--backward-ms", 2, "--steps", 1)
+        document = self.document("bench", "pipeline", "--forward-ms", 1, "--backward-ms", 2,
+                                 "--steps", 1)
+        self.assertEqual((document["stages"], document["rounds"]), (4, 8), "the documented ones")
         self.assertEqual(len(document["results"]), 8)
         self.assertEqual(document["wrong_activations"], 0)
         for result in document["results"]:
@@ -101,6 +102,8 @@ class Pipeline(ProgramTestCase):
             self.assertAlmostEqual(result["simulated_bubble"], published, msg=result["schedule"],
                                    delta=1e-9 if published > 0 else 0.01)
             self.assertGreater(result["bubbles"][0], -1e-3)
+            measured = result["bubble"] - published
+            self.assertAlmostEqual(result["error"], abs(measured) / (published or 1))
         self.refused("bench", "pipeline", "--stages", 4, "--rounds", 6)
 
 
@@ -166,6 +169,9 @@ class Step(ProgramTestCase):
         for each in (replicated, sharded):
             self.assertGreater(each["step_seconds"]["median"],
                                0.9 * each["bytes_moved"]["net"] / 0.02e9)
+        table = self.succeed(*self.arguments(64, "--compute", "fp32", "--ranks", 2, "--stage", 1,
+                                             "--threads", 1)).stdout
+        self.assertIn("ranks      2, stage 1; 1 share out matrices, and 1 stage(s) layers", table)
 
     def test_refuses_what_it_cannot_train(self):
         self.assertIn("llama-3-8b", self.refused("bench", "step", "--model", "llama-9-8b"))

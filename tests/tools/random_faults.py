@@ -25,6 +25,7 @@ KEYWORDS = re.compile(r"(?:return|if|while|for|switch|case|default|else|do|throw
 DECLARED = re.compile(r"(?:const )?[\w:<>&*, ]+[ &*]\w+(?: = .*)?$|.*[&*]$|const ")
 INTEGER = re.compile(r"(?<![\w.'])(\d[\d']*)(u|_[A-Za-z]\w*)?(?![\w.'])")
 REAL = re.compile(r"(?<![\w.'])(\d+\.\d*(?:e[-+]?\d+)?|\d+e[-+]?\d+)(?=F?\b)")
+OF_ANY_ORDER = re.compile(r"\bstd::m(?:ax|in)(?:<[\w:]+>)?$")
 OTHERS = {"operator": ((" == ", " != "), (" < ", " <= "), (" < ", " >= "), (" > ", " >= "),
                        (" > ", " <= "), (" <= ", " < "), (" >= ", " > "), (" != ", " == "),
                        (" && ", " || "), (" || ", " && "), (" + ", " - "), (" - ", " + "),
@@ -91,7 +92,7 @@ def parts(code, start, end):
 def swapped_arguments(code):
     for opening in re.finditer(r"(?<=[\w>])[({](?! )", code):
         end = end_of(code, opening.start())
-        if end is None:
+        if end is None or OF_ANY_ORDER.search(code[:opening.start()]):
             continue
         spans = parts(code, opening.end(), end)
         texts = [code[begin:stop] for begin, stop in spans]

@@ -142,6 +142,7 @@ class Drawn(unittest.TestCase):
                                      "  if (false) return;"},
                 "  return a <= b;": {"  return a < b;"},
                 "  x = 'a' + 8;": {"  ;", "  x = 'a' - 8;", "  x = 'a' + 9;", "  x = 'a' + 7;"},
+                "  const auto y = std::max(p, q);": {"  const auto y = std::min(p, q);"},
                 "  const auto y = of(p, q + r);": {"  const auto y = of(q + r, p);",
                                                    "  const auto y = of(p, q - r);"},
         }.items():

@@ -42,10 +42,11 @@ SCRIPTS = {**{f"mpi.{name}": ["spillway", "spillway_mpi"]
               for name in ("failing_calls", "failing_runs")},
            "python.emulated": ["spillway", "spillway_python_emulated"],
            **{f"tools.{name}": ["spillway"] for name in (
-               "bench", "commands", "divergence", "identity_of_runs", "identity_of_state", "inputs",
-               "job_identity", "kill", "memory", "metrics_order", "output", "plan",
-               "ranks_survive_socket_calls_that_fail", "resume",
-               "runs_survive_system_calls_that_fail", "terminal", "tokenizer_runs", "train")}}
+               "bench", "bench_disk", "commands", "divergence", "identity_of_runs",
+               "identity_of_state", "inputs", "job_identity", "kill", "memory", "metrics_order",
+               "output", "plan", "plan_grids", "ranks_survive_socket_calls_that_fail", "resume",
+               "runs_survive_system_calls_that_fail", "small_machine", "terminal", "tokenizer_runs",
+               "train")}}
 
 
 def declarations():
