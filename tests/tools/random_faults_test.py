@@ -58,6 +58,7 @@ int larger(int a, int b);
 int unwatched(int a);
 int unreached(int a);
 int fixed();
+int computed();
 """,
     "runtime/base/sample.cpp": """#include "runtime/base/sample.hpp"
 int larger(int a, int b) {
@@ -74,11 +75,18 @@ enum Sizes { kOne = 1 };
 int fixed() {
   return kOne;
 }
+constexpr int kFive = 5;
+constexpr int kRows[] = {
+    11,
+};
+int computed() {
+  return kFive + kRows[0];
+}
 """,
     "tests/sample_test.cpp": """#include "runtime/base/sample.hpp"
 int main() {
   unwatched(1);
-  if (fixed() != 1) return 1;
+  if (fixed() != 1 || computed() != 16) return 1;
   const bool right = larger(1, 2) == 2 && larger(4, 3) == 4 && larger(5, 5) == 5;
   return right ? 0 : 1;
 }
@@ -170,7 +178,7 @@ class Switched(unittest.TestCase):
                 ("  for (int i = 0; i < n; ++i) {", "  for (int i = 0; i < n; --i) {",
                  "  for (int i = 0; i < n; (F ? (--i) : (++i))) {"),
                 ("constexpr int kMost = 4;", "constexpr int kMost = 5;",
-                 "const int kMost = (F ? (5) : (4));"),
+                 "const int kMost = (::spillway_planted_late(7) ? (5) : (4));"),
                 ("    case kOne: return 1;", "    case kOne: return 2;",
                  "    case kOne: { if (F) { return 2; } else { return 1; } }"),
                 ('  add(", (", a + 1);', '  add(", (", a - 1);',
@@ -264,8 +272,9 @@ class Planted(unittest.TestCase):
 
     def test_faults_are_caught_survive_or_are_not_reached(self):
         allowed = {"larger": {"caught", "equivalent"}, "unwatched": {"survived"},
-                   "unreached": {"not reached"}, "fixed": {"caught"}}
-        of_line = {3: "larger", 7: "unwatched", 10: "unreached", 12: "fixed"}
+                   "unreached": {"not reached"}, "fixed": {"caught"}, "computed": {"caught"}}
+        of_line = {3: "larger", 7: "unwatched", 10: "unreached", 12: "fixed", 16: "computed",
+                   18: "computed", 21: "computed"}
         seen = set()
         for seed in range(8):
             done, report = self.mutants("--random", "9", "--seed", str(seed))

@@ -95,8 +95,12 @@ class Hunt:
                           self.workshop.head())
         self.objects = self.workshop.objects()
         self.building = threading.Lock()  # one fault at a time is in the sources
+        self.computed = set()  # faults that compilers take and then compute without them
         self.cases = {}  # by program: each with its seconds and what it reaches; "": the whole
         self.learn()
+        self.computed = {number for number, fault in self.faults.items()
+                         if self.together(number) and not self.reaching(number)
+                         and not self.files[fault.file].is_code(number)}
 
     def switched_files(self):
         header = self.directory / HEADER_NAME
@@ -108,7 +112,8 @@ class Hunt:
                 for file, faults in by_file.items()}
 
     def together(self, number):
-        return number in self.files[self.faults[number].file].switched
+        return (number in self.files[self.faults[number].file].switched
+                and number not in self.computed)
 
     def build(self):
         """Builds all programs with all faults that compilers take together."""
