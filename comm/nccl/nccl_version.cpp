@@ -36,9 +36,8 @@ std::optional<int> cuda_major_of(const std::string& path) {
   for (std::size_t read = 0; file && read < kMostRead; read += kChunk) {
     text.erase(0, text.size() - std::min(text.size(), kLongest));
     const std::size_t kept = text.size();
-    text.resize(kept + kChunk);
+    text.resize(kept + kChunk);  // zeros where the file ends before
     file.read(text.data() + kept, kChunk);
-    text.resize(kept + static_cast<std::size_t>(file.gcount()));
     if (const auto major = cuda_major_in(text)) return major;
   }
   return std::nullopt;

@@ -4,8 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <chrono>
-#include <thread>
 #include <utility>
 
 #include "nvme_swap/detail/aligned_buffer.hpp"
@@ -18,7 +16,6 @@ namespace {
 constexpr std::uint64_t kRecordSearchBytes = 64 << 20;
 /// How often the records of a store in use are looked at before they count as damaged.
 constexpr int kRecordAttempts = 10;
-constexpr std::chrono::milliseconds kRecordPause{2};
 
 bool is_commit_of(const std::optional<RecordContent>& record, StepIndex step) {
   return record && record->committed && record->step == step;
@@ -73,9 +70,9 @@ Recovered recover_in_use(const StoreMap& map, const SwapFile& first_file,
     try {
       return recover(map, first_file, at);
     } catch (const Error& error) {
-      // Commits may have written over each area just while it was read.
+      // Commits may have written over each area just while it was read. No two write at once, so
+      // that the next look has nothing to wait for.
       if (error.code() != ErrorCode::corrupt_data || attempt == kRecordAttempts) throw;
-      std::this_thread::sleep_for(kRecordPause);
     }
   }
 }

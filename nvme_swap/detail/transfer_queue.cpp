@@ -52,12 +52,8 @@ void TransferQueue::pump() {
   const std::size_t count = in_engine_ == 0 ? 0 : engine_.poll(results_);
   in_engine_ -= count;
   for (std::size_t i = 0; i < count; ++i) take_result(results_[i]);
-  // Pieces that continue a transfer go first; then new ones, for as long as the engine takes all.
-  do {
-    cut_pieces();
-    if (waiting_.empty()) return;
-    submit_waiting();
-  } while (waiting_.empty());
+  cut_pieces();  // behind those that continue a transfer
+  if (!waiting_.empty()) submit_waiting();
 }
 
 std::optional<JobOutcome> TransferQueue::take_outcome() {

@@ -67,6 +67,17 @@ TEST(ThreadGroup, StaysBroken) {
   EXPECT_THROW(group.run([](Communicator& self) { self.barrier().wait(); }), std::runtime_error);
 }
 
+TEST(ThreadGroup, RunsAgainBehindTheMessagesOfTheRunBefore) {
+  ThreadGroup group(3, {.communicator = {.timeout_ms = 5000}});
+  for (const std::byte sent : {std::byte{1}, std::byte{2}}) {
+    group.run([sent](Communicator& self) {
+      std::vector<std::byte> data(4, self.rank() == Rank{2} ? sent : std::byte{0});
+      self.broadcast(data, Rank{2}).wait();
+      EXPECT_THAT(data, testing::Each(sent));
+    });
+  }
+}
+
 TEST(ThreadGroup, ARankThatAbandonsTheGroupEndsWhatItHasStarted) {
   ThreadGroup group(2);
   EXPECT_THROW(group.run([](Communicator& self) {

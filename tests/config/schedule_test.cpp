@@ -144,6 +144,13 @@ TEST(Schedule, DeepSpeedsWithAWarmUpOfNoStepsBeginAtThePeak) {
   }
 }
 
+// DeepSpeed's class wants both rates; a caller that names neither of them trains nothing.
+TEST(Schedule, ACycleBetweenRatesThatNobodyNamedStaysAtZero) {
+  for (const std::uint64_t t : {1U, 1000U, 2000U, 3000U, 5000U}) {
+    EXPECT_EQ(at({.kind = ScheduleKind::one_cycle}, t), 0) << t;
+  }
+}
+
 TEST(Schedule, TheEndIsSaidAndNeverPassedUnnamed) {
   const ScheduleOptions absent{.kind = ScheduleKind::cosine, .peak_lr = 1, .minimum_lr = 0.25};
   const auto text = [&](const ScheduleOptions& given, std::uint64_t end, std::uint64_t steps) {

@@ -1,6 +1,7 @@
 // The bodies of the device's kernels on the CPU, every thread of the grid after the other, against
 // the CPU's kernels; and the launches that are chosen. What this leaves to a GPU is the launch and
 // the compiler's code.
+#include <array>
 #include <memory>
 
 #include "cpu_adam/codec.hpp"
@@ -176,6 +177,38 @@ TEST(DeviceCut, StartsWhereEveryArrayIsAligned) {
   EXPECT_EQ(cut(3, 2, 20).singles(), 20U);
   EXPECT_EQ(cut(3, 3, 5).parts, 0U);
   EXPECT_EQ(cut(0, 0, 0).work(), 0U);
+}
+
+TEST(QuantizedJob, MovesVectorsWhereOneMayStartInEveryArray) {
+  constexpr cuda::RangeTypes kTypes{
+      .format = StateFormat::int8, .gradient = DType::bf16, .parameter = DType::bf16};
+  alignas(64) std::byte bytes[64] = {};
+  const auto aligned_with = [&](auto array, std::size_t shift) {
+    UpdateRange range{.gradient = bytes,
+                      .master_in = bytes,
+                      .m_in = bytes,
+                      .v_in = bytes,
+                      .parameters_in = bytes,
+                      .master_out = bytes,
+                      .m_out = bytes,
+                      .v_out = bytes,
+                      .parameters_out = bytes,
+                      .count = 8};
+    range.*array = bytes + shift;
+    return device::make_quantized_job(kTypes, one_group({}), range).aligned;
+  };
+  // Eight numbers of 16 bits take 16 bytes, eight codes take 8.
+  const auto expect_vectors_of = [&](std::size_t size, auto arrays) {
+    for (const auto array : arrays) {
+      EXPECT_TRUE(aligned_with(array, size));
+      EXPECT_FALSE(aligned_with(array, size / 2));
+    }
+  };
+  using Range = UpdateRange;
+  expect_vectors_of(16, std::array{&Range::gradient, &Range::master_in, &Range::parameters_in});
+  expect_vectors_of(16, std::array{&Range::master_out, &Range::parameters_out});
+  expect_vectors_of(8, std::array{&Range::m_in, &Range::v_in});
+  expect_vectors_of(8, std::array{&Range::m_out, &Range::v_out});
 }
 
 ErrorCode error_of(const cuda::RangeTypes& types, std::span<const ParameterGroup> groups,

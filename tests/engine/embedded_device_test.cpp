@@ -209,6 +209,21 @@ TEST_F(EmbeddedDeviceTest, MovesTheParametersOfItsPlanAndEachGradientOnce) {
   EXPECT_EQ(ranges, kSteps * model_.sizes.size());
 }
 
+/// The rest of a backward pass hides the norms of the blocks whose gradients are there.
+TEST_F(EmbeddedDeviceTest, NormsAreComputedBeforeTheStepAsksForThem) {
+  DeviceFramework framework(model_.sizes);
+  const auto trainer = make(on_device(options_for()));
+  const auto norms = [&] {
+    return trainer->use().busy_seconds[static_cast<std::size_t>(plan::Lane::cpu)];
+  };
+  backward(*trainer, framework, 1, Kind::stream);
+  const auto deadline = Clock::now() + std::chrono::seconds(10);
+  while (norms() == 0 && Clock::now() < deadline) {
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
+  }
+  EXPECT_GT(norms(), 0);
+}
+
 TEST_F(EmbeddedDeviceTest, AnUpdateWaitsForReadersThatAreNamed) {
   for_each_stream_order([&](std::uint64_t order) {
     DeviceFramework framework(model_.sizes);

@@ -169,6 +169,10 @@ TEST_F(EmbeddedTrainerTest, RefusesWhatItCannotBeMadeOf) {
   options = options_for();
   options.host_memory = 64_KiB;
   expect_error([&] { static_cast<void>(make(options)); }, ErrorCode::does_not_fit, "64.0 KiB");
+  options = options_for();
+  options.threads = 4097;
+  expect_error([&] { static_cast<void>(make(options)); }, ErrorCode::invalid_argument,
+               "4097 update threads");
 }
 
 TEST_F(EmbeddedTrainerTest, RefusesAFolderThatAnotherTrainerHas) {

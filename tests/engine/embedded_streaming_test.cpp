@@ -1,6 +1,8 @@
 // Streamed parameters: what the framework finds on the device, how much of it there is, and that
 // training has the bits of parameters that stay where they are.
+#include <fstream>
 #include <functional>
+#include <sstream>
 
 #include "runtime/base/error.hpp"
 #include "tests/engine/embedded_fixture.hpp"
@@ -99,6 +101,18 @@ TEST_F(EmbeddedStreamingTest, TrainsInABudgetWithTheBitsOfParametersThatStay) {
     }
     EXPECT_EQ(image(streamed), image(stays));
   }
+}
+
+TEST_F(EmbeddedStreamingTest, ATraceHasRoomForEveryOperationOfItsPlans) {
+  EmbeddedOptions options = streaming(112_KiB);
+  options.nvme = {directory_.path()};
+  options.traces = true;
+  EmbeddedTrainer trainer(options, parameters(true));
+  for (int step = 1; step <= 6; ++step) train(trainer, step, true);
+  trainer.write_trace(directory_.path() / "trace.json");
+  std::stringstream text;
+  text << std::ifstream(directory_.path() / "trace.json").rdbuf();
+  EXPECT_NE(text.str().find("\"dropped\":0}"), std::string::npos);
 }
 
 TEST_F(EmbeddedStreamingTest, AnUpdateMayRunBesideTheNextForwardPass) {

@@ -1,5 +1,6 @@
 """What the ranks of one machine share out: cores of NUMA nodes, directories of --nvme, memory and
-what is free on a drive. hwloc describes machines that are not here (HWLOC_SYNTHETIC).
+what is free on a drive; and how those of several meet. hwloc describes machines that are not here
+(HWLOC_SYNTHETIC).
 usage: ranks_place_test.py LAUNCHER... SPILLWAY"""
 import json
 import os
@@ -82,6 +83,13 @@ class Place(JobTest):
                 self.assertRegex(output, f"(?s){told}.*{told}")
                 self.assertNotIn("had to be stopped", output)
                 self.assertFalse((self.folder / "run").exists())
+
+    def test_ranks_of_several_machines_meet_by_a_secret_in_the_run_directory(self):
+        alone = ["env", "LOCAL_RANK=0", "LOCAL_WORLD_SIZE=1"]  # on its machine, as far as it hears
+        job = start([*LAUNCHER, "2", *alone, *self.arguments("run", config(1), 1)])
+        output = job.communicate(timeout=60)[0]
+        self.assertEqual(job.returncode, 0, output)
+        self.assertFalse(self.path("run/job.secret").exists())
 
     def assert_half(self, part, whole):
         """Others use memory and drives meanwhile."""

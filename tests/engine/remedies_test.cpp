@@ -7,6 +7,7 @@
 #include <variant>
 
 #include "runtime/engine/prepare/place.hpp"
+#include "runtime/engine/prepare/remedy_families.hpp"
 #include "runtime/engine/prepare/workload.hpp"
 #include "runtime/plan/search/choose.hpp"
 
@@ -63,6 +64,14 @@ TEST(Remedies, CutLayersIntoPartsOnlyWhileThereAreFewEnough) {
   budgets.device = shortage_with_tiles(8'192).needed;
   ASSERT_LT(budgets.device, shortage_with_tiles(16'384).needed);
   EXPECT_FALSE(advises(budgets, "spillway.operator_tile 8192"));
+}
+
+TEST(Remedies, AreAdvisedTogetherUnlessOneTakesTheOtherBack) {
+  using enum RemedyKind;
+  EXPECT_TRUE(exclude_each_other(batches, batches));
+  EXPECT_TRUE(exclude_each_other(checkpointing, parts));
+  EXPECT_FALSE(exclude_each_other(checkpointing, batches));
+  EXPECT_FALSE(exclude_each_other(batches, parts));
 }
 
 }  // namespace

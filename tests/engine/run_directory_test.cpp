@@ -49,8 +49,7 @@ class SealedFiles : public testing::Test {
   /// The error with which the run's two files are refused; internal if they are accepted.
   [[nodiscard]] ErrorCode refusal() const {
     try {
-      static_cast<void>(run_.read_config());
-      static_cast<void>(run_.read_manifest());
+      static_cast<void>(run_.read());
     } catch (const Error& error) {
       return error.code();
     }
@@ -124,6 +123,16 @@ TEST_F(SealedFiles, AreRefusedWithABitOfAnyByteFlipped) {
 TEST_F(SealedFiles, AreRefusedWithAnEndOrAByteMissing) {
   expect_refused([](std::string& text, std::size_t i) { text.resize(i); });
   expect_refused([](std::string& text, std::size_t i) { text.erase(i, 1); });
+}
+
+TEST_F(SealedFiles, OfTwoRunsAreRefusedUnlessOneIsACopyOfTheOther) {
+  RunConfig config = run_.read_config();
+  config.id = RunId{{3, 4}};
+  run_.write_config(config);
+  EXPECT_EQ(refusal(), ErrorCode::internal);
+  config.id = RunId{{5, 6}};
+  run_.write_config(config);
+  EXPECT_EQ(refusal(), ErrorCode::corrupt_data);
 }
 
 TEST_F(SealedFiles, OfAnotherFormatAreRefusedAsSuch) {

@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 
+#include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <csignal>
@@ -10,11 +12,14 @@
 #include <iterator>
 #include <nlohmann/json.hpp>
 #include <thread>
+#include <utility>
 
 #include "runtime/base/error.hpp"
 #include "runtime/engine/report/metrics_log.hpp"
 #include "runtime/engine/report/step_trace.hpp"
+#include "runtime/engine/run/directory.hpp"
 #include "runtime/engine/run/training_data.hpp"
+#include "runtime/engine/train_loop.hpp"
 #include "tests/engine/training_harness.hpp"
 
 namespace spillway::engine::run_files_test {
@@ -132,6 +137,28 @@ TEST(StepTrace, AnErrorOfItsFileIsThrownAndLeavesTheOldOne) {
   EXPECT_EQ(std::distance(fs::directory_iterator(scratch.path()), {}), 1);
 }
 
+TEST(StepTrace, APlanIsOverWhenItIsRecorded) {
+  const ScratchDirectory scratch("trace");
+  TrainingHarness harness(tiny_gpt2(1));
+  const config::TrainOptions options = tiny_options();
+  const auto trainer = harness.make(options, harness.new_run());
+  const auto begin = std::chrono::steady_clock::now();
+  StepTrace trace(trainer->most_ops());
+  Outcome outcome;
+  harness.steps(*trainer, options, 1, outcome);
+  trace.record(trainer->step_executor());
+  const std::chrono::duration<double, std::micro> now = std::chrono::steady_clock::now() - begin;
+  trace.write(scratch.path() / "trace.json");
+  const auto written = nlohmann::json::parse(contents(scratch.path() / "trace.json"));
+  double end = 0;
+  for (const auto& event : written.at("traceEvents")) {
+    if (event.at("ph") != "X") continue;
+    end = std::max(end, event.at("ts").get<double>() + event.at("dur").get<double>());
+  }
+  EXPECT_GT(end, 0);
+  EXPECT_LE(end, now.count());
+}
+
 class Data : public testing::Test {
  protected:
   Data() {
@@ -220,6 +247,40 @@ TEST_F(Data, ValidationThatNoEvaluationCouldReadIsRefusedAtTheStart) {
     EXPECT_EQ(error.code(), ErrorCode::corrupt_data);
     EXPECT_NE(std::string(error.what()).find("69999"), std::string::npos) << error.what();
   }
+}
+
+/// Takes a file of the run away while step 4 is told, and puts it back at step 5.
+class Borrower final : public TrainObserver {
+ public:
+  explicit Borrower(fs::path file) : file_(std::move(file)), aside_(file_.string() + ".aside") {}
+  void planned(const TrainPlan&) override {}
+  void stepped(const StepResult& result, const StepUse&) override {
+    if (result.step == 4) fs::rename(file_, aside_);
+    if (result.step == 5) fs::rename(aside_, file_);
+  }
+  void evaluated(std::uint64_t, const Evaluation&) override {}
+  void saved(std::uint64_t, const fs::path&) override {}
+  void noted(const std::string&) override {}
+
+ private:
+  fs::path file_, aside_;
+};
+
+using FilesOfARun = Data;
+
+/// Step 3 commits step 2, and step 5 commits step 4: a step between them costs no call.
+TEST_F(FilesOfARun, AreLookedForOnceACommit) {
+  TrainRequest request;
+  request.model = tiny_gpt2(1);
+  request.options = tiny_options();
+  request.options.state_home = config::StateHome::host;
+  request.options.commit_every = 2;
+  request.options.steps = 5;
+  request.data = scratch_.path();
+  request.run = scratch_.path() / "run";
+  Borrower borrower(RunDirectory(request.run).manifest());
+  const std::atomic<int> interrupt{0};
+  EXPECT_EQ(train(request, borrower, interrupt).last_step, 5U);
 }
 
 }  // namespace

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "runtime/base/error.hpp"
+#include "runtime/engine/run/claim.hpp"
 #include "runtime/engine/run/contents.hpp"
 #include "runtime/engine/run/lock.hpp"
 #include "runtime/engine/run/sealed_json.hpp"
@@ -227,6 +228,53 @@ TEST(RunLock, NoticesThatItsDirectoryIsAnother) {
   EXPECT_FALSE(lock.still_there());
   fs::copy(scratch.path() / "aside", scratch.path() / "run");
   EXPECT_FALSE(lock.still_there());
+}
+
+/// As a process leaves it that is killed between the two.
+TEST(RunClaim, NotesACommitThatTheManifestLacks) {
+  TrainingHarness harness(tiny_llama());
+  const config::TrainOptions options = tiny_options();
+  const RunDirectory run(harness.new_run());
+  const RunId id{{1, 2}};
+  const fs::path state = run.state() / to_text(id);
+  harness.adjust_store = [&](nvme_swap::StoreOptions& store) {
+    store.directories = {state};
+    store.owner = id;
+  };
+  Outcome outcome;
+  harness.finish(*harness.make(options, run.root()), outcome);
+  RunConfig config{.id = id, .model = harness.config(), .options = options, .data = "data"};
+  run.write_config(config);
+  run.write_manifest({.id = id,
+                      .state_id = id,
+                      .state = {run.in_manifest(state)},
+                      .committed = false,
+                      .directory = run.root()});
+  RunClaim claim({.run = run.root(), .resume = true});
+  EXPECT_TRUE(claim.resumes());
+  claim.record(config);
+  EXPECT_TRUE(run.read_manifest().committed);
+}
+
+/// Whatever a run has written beside its state before it was killed.
+TEST(RunClaim, RemovesTheFilesOfARunThatNeverCommitted) {
+  const ScratchDirectory scratch("run-claim");
+  const RunDirectory run(scratch.path());
+  const RunId id{{1, 2}};
+  const fs::path state = run.state() / to_text(id);
+  fs::create_directories(state);
+  nvme_swap::StoreOptions store;
+  store.directories = {state};
+  store.owner = id;
+  static_cast<void>(nvme_swap::TileStore::create(store, {.tiles = {4_KiB}}));
+  run.write_config({.id = id, .model = tiny_llama(), .options = {}, .data = "data"});
+  run.write_manifest(
+      {.id = id, .state_id = id, .state = {run.in_manifest(state)}, .directory = run.root()});
+  const fs::path left[] = {run.metrics(), run.trace(), run.report(), run.notes()};
+  for (const fs::path& path : left) write(path, "x");
+  RunClaim claim({.run = run.root()});
+  claim.prepare_state({});
+  for (const fs::path& path : left) EXPECT_FALSE(fs::exists(path)) << path;
 }
 
 TEST(RunContents, TellWhatAKilledStartLeftFromWhatIsSomebodys) {

@@ -111,6 +111,44 @@ TEST(SavedStateOfRanks, KeepsEveryValueInAFormatThatHoldsIt) {
   }
 }
 
+/// In format split a tile of 2 leaves has 12 bytes a parameter, and so has a window of 64 leaves.
+TEST(SavedStateOfRanks, IsReadThroughATileAndAWindow) {
+  RanksHarness harness(tiny_gpt2(1));
+  const JobOutcome four = save(harness, plan::Sharding::state, {.leaves = 2});
+  EXPECT_EQ(open(four.saved).reading_bytes(), Bytes{(2 + 64) * 4096 * 12});
+}
+
+/// Two stages of one replica, whose matrices two ranks share.
+TEST(SavedPart, OfAStageOrAPartBeyondTheLastIsRefused) {
+  plan::Workload workload;
+  workload.stage.count = workload.tensor.count = 2;
+  workload.stage.chunks = {{.first = 3, .end = 5}};
+  const auto rank_of = [&workload](std::uint32_t stage, std::uint32_t part) {
+    workload.stage.index = stage;
+    workload.tensor.index = part;
+    std::vector<std::byte> record;
+    encode(TrainingState{}, workload, record);
+    return decode_part(record).rank;
+  };
+  EXPECT_EQ(rank_of(1, 1), 3U);
+  EXPECT_THROW(rank_of(2, 0), Error);
+  EXPECT_THROW(rank_of(0, 2), Error);
+}
+
+TEST(Overtaken, EndsAReaderThatItHasMetEightTimes) {
+  int calls = 0;
+  const auto overtaken = [&](int times) {
+    calls = 0;
+    return retry_overtaken([&] {
+      if (++calls <= times) throw Overtaken("state");
+      return calls;
+    });
+  };
+  EXPECT_EQ(overtaken(7), 8);
+  EXPECT_THROW(overtaken(8), Overtaken);
+  EXPECT_EQ(calls, 8);
+}
+
 class SavedStateErrors : public testing::Test {
  protected:
   SavedStateErrors() : harness_(tiny_gpt2(1)), saved_(save_steps(kStepsBefore)) {}
@@ -133,11 +171,12 @@ class SavedStateErrors : public testing::Test {
     }
   }
   /// Reads what a rank has of a layer.
-  static void read_shard(const SavedState& saved, std::uint64_t rank) {
+  static std::vector<float> read_shard(const SavedState& saved, std::uint64_t rank) {
     const auto layer = static_cast<std::uint32_t>(saved.blocks().size() - 2);
     const std::uint64_t shard = plan::pad(saved.blocks()[layer], kSavers).value() / kSavers;
     std::vector<float> masters(shard);
     saved.read(BlockIndex{layer}, ElementCount{rank * shard}, {masters, {}, {}});
+    return masters;
   }
   [[nodiscard]] static std::string refusal(const SavedJob& job) {
     try {
@@ -229,6 +268,7 @@ TEST_F(SavedStateErrors, NameADamagedTileWhereItIsRead) {
   damage(file);
   const SavedState saved = open(saved_);
   for (std::uint64_t rank = 0; rank < 3; ++rank) EXPECT_NO_THROW(read_shard(saved, rank));
+  const std::vector<float> sound = read_shard(saved, 2);
   try {
     read_shard(saved, 3);
     ADD_FAILURE() << "a damaged tile was read";
@@ -236,6 +276,7 @@ TEST_F(SavedStateErrors, NameADamagedTileWhereItIsRead) {
     EXPECT_EQ(error.code(), ErrorCode::corrupt_data);
     EXPECT_THAT(error.what(), AllOf(HasSubstr("rank 3 of 4 at step 2"), HasSubstr(file.string())));
   }
+  EXPECT_EQ(read_shard(saved, 2), sound) << "the damaged tile took its place";
 }
 
 TEST_F(SavedStateErrors, NameThisRankIfAStoreIsResumedByAnother) {

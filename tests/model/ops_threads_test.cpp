@@ -1,5 +1,7 @@
 // What only the host's operations do: refuse tokens, and deal themselves to threads, whose number
 // changes no bit of any of them but gemm, whose sums oneDNN arranges by it.
+#include <omp.h>
+
 #include "runtime/base/error.hpp"
 #include "runtime/model/host/host_ops.hpp"
 #include "runtime/model/host/parallel.hpp"
@@ -195,6 +197,15 @@ TEST(HostOps, DealsEveryItemToOneThreadInWholeUnits) {
       }
     }
   }
+}
+
+/// A team of one thread still costs more than many a small operation.
+TEST(HostOps, RunsASinglePartWithoutATeam) {
+  int level = -1;
+  host::run_parts(
+      1, [](void* context, int /*part*/) { *static_cast<int*>(context) = omp_get_level(); },
+      &level);
+  EXPECT_EQ(level, 0);
 }
 
 TEST(HostOps, RefusesTokensOutsideTheVocabularyByPosition) {

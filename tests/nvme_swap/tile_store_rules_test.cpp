@@ -106,6 +106,15 @@ TEST_F(StoreRules, DiscardsWhatIsNotCommitted) {
   expect_tile(*store, 1, 1);
 }
 
+TEST_F(StoreRules, ACommitBeginsBeforeAnybodyAsksForIt) {
+  const auto store = TileStore::create(options_, layout_of(1, 8_KiB));
+  write_step(*store, 1);
+  const std::uint64_t flushes = faults_->taken(IoOperation::flush);
+  Ticket commit = store->commit(header_of(1));
+  EXPECT_EQ(faults_->taken(IoOperation::flush), flushes + 1) << "that of the tile";
+  commit.wait();
+}
+
 TEST_F(StoreRules, CommitsAStepThatWroteNothing) {
   auto store = TileStore::create(options_, layout_of(2, 8_KiB));
   write_step(*store, 1);

@@ -2,6 +2,7 @@
 #include "offload/host/host_backend.hpp"
 
 #include <gtest/gtest.h>
+#include <malloc.h>
 #include <pthread.h>
 #include <time.h>
 
@@ -273,6 +274,14 @@ TEST(HostBackend, NamesTheSystemWhenItRefusesWhatTheLimitAllows) {
     EXPECT_NE(std::string(error.what()).find("the system refused"), std::string::npos);
   }
   EXPECT_EQ(backend->usage(MemoryKind::pinned).current, Bytes{});
+}
+
+TEST(HostBackend, GivesFreedDeviceMemoryBackToTheSystem) {
+  const auto backend = make_plain();
+  // Above the C library's largest threshold: it gives 48 MiB a mapping of their own.
+  const std::size_t mapped = ::mallinfo2().hblkhd;
+  { const DeviceMemory device(*backend, 48_MiB); }
+  EXPECT_EQ(::mallinfo2().hblkhd, mapped);
 }
 
 TEST(HostBackendDeathTest, MemoryThatOutlivesItsBackendIsABrokenInvariant) {

@@ -58,6 +58,25 @@ TEST(ChooseSearch, FindsTheSpreadWithWhichTheDeviceHoldsEverythingElse) {
   EXPECT_EQ(chosen(workload, budgets), placement);
 }
 
+/// The second accumulator of gradients takes as much as the boundaries of 32 layers. With a single
+/// one the device has room for a spread that is many plans earlier.
+TEST(ChooseSearch, FindsTheFirstSpreadThatLeavesRoomForBothGradientSlots) {
+  Workload workload = small_workload();
+  workload.blocks.insert(workload.blocks.begin() + 1, 60, workload.blocks[1]);
+  workload.micro_batches = 4;
+  PlacementRequest request{
+      .state = Tier::host, .resident = false, .keep = false, .activations = Tier::host};
+  Placement placement = chosen(workload, kUnlimited, request);
+  ASSERT_EQ(placement.gradient_slots, 2U);
+  for (std::size_t b = 40; b < placement.blocks.size(); ++b) {
+    placement.blocks[b].output = Tier::device;
+  }
+  Budgets budgets = kUnlimited;
+  budgets.device = needed(workload, placement, Tier::device);
+  request.activations.reset();
+  EXPECT_EQ(chosen(workload, budgets, request), placement);
+}
+
 TEST(ChooseSearch, LooksAtFewPlacementsOfALargeModelWithManyMicroBatches) {
   Workload workload = small_workload();
   workload.blocks.insert(workload.blocks.begin() + 1, 1000, workload.blocks[1]);

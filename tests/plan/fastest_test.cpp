@@ -46,6 +46,26 @@ TEST(FastestPlacement, LeavesTheDiskAloneWhereTheFirstDoes) {
   EXPECT_FALSE(step.placement.any_state(Tier::nvme));
 }
 
+TEST(FastestPlacement, KeepsOnTheDiskWhatTheHostHasNoRoomFor) {
+  Workload workload = small_workload();
+  workload.micro_batches = 8;
+  for (const std::size_t b : {1U, 2U}) workload.blocks[b].saved_bytes = 100'000_B;
+  const PlacementRequest request{
+      .state = Tier::nvme, .resident = false, .activations = Tier::device};
+  PlacementRequest kept = request;
+  kept.keep = kept.offload = true;
+  kept.offload_to = Tier::nvme;
+  Budgets budgets = kUnlimited;
+  budgets.device = shortage_with_nothing(workload, kept, Tier::device).needed;
+  budgets.host = needed(workload, chosen(workload, budgets, kept), Tier::host);
+  const Placement first = chosen(workload, budgets, request);
+  const PlannedStep step = fastest_placement(workload, budgets, request, fast_machine(), first);
+  for (const std::size_t b : {1U, 2U}) {
+    EXPECT_FALSE(first.blocks[b].saved.has_value());
+    EXPECT_EQ(step.placement.blocks[b].saved, Tier::nvme);
+  }
+}
+
 /// A request, with the budgets and the machine that it is for.
 struct Question {
   Workload workload;

@@ -86,14 +86,31 @@ TEST(StepsOfGroups, ByTokensSendHalfAsMuchMoreInBackward) {
   }
 }
 
+std::uint64_t pool_bytes(PoolKind pool, const Workload& w) {
+  const Pools pools = make_pools(w, uniform_placement(w, kAllOnDevice));
+  return pools[static_cast<std::size_t>(pool)].bytes().value();
+}
+
 // Boundaries, which are all that is kept of a layer that is recomputed, are shared out with tokens.
 TEST(StepsOfGroups, ByTokensKeepTheirOwnPartOfBoundaries) {
-  const auto boundaries_of = [](const Workload& w) {
-    const Pools pools = make_pools(w, uniform_placement(w, kAllOnDevice));
-    return pools[static_cast<std::size_t>(PoolKind::boundaries)].bytes().value();
-  };
-  EXPECT_EQ(boundaries_of(layer_of_group(4, false)), 3 * 3 * 12 * 8 * 2U);
-  EXPECT_EQ(boundaries_of(layer_of_group(4, true)), 3 * 3 * 12 * 8 * 2U / 4);
+  EXPECT_EQ(pool_bytes(PoolKind::boundaries, layer_of_group(4, false)), 3 * 3 * 12 * 8 * 2U);
+  EXPECT_EQ(pool_bytes(PoolKind::boundaries, layer_of_group(4, true)), 3 * 3 * 12 * 8 * 2U / 4);
+}
+
+TEST(StepsOfGroups, HaveRoomForWhatARankHasAndForWhatAllOfThemHave) {
+  const Workload whole = layer_of_group(4, false);
+  const Workload by_tokens = layer_of_group(4, true);
+  constexpr std::uint64_t kAllRows = 3 * 12 * 8 * 2;
+  EXPECT_EQ(pool_bytes(PoolKind::own_rows, by_tokens), kAllRows / 4);
+  EXPECT_EQ(pool_bytes(PoolKind::own_rows, whole), 0U);
+  for (const PoolKind gathered : {PoolKind::gathered_rows, PoolKind::gathered_gradients}) {
+    EXPECT_EQ(pool_bytes(gathered, by_tokens), kAllRows);
+    EXPECT_EQ(pool_bytes(gathered, whole), 0U);
+  }
+  for (const Workload& w : {whole, by_tokens}) {
+    EXPECT_EQ(pool_bytes(PoolKind::vocabulary_scans, w), 3 * 12 * 24U);
+    EXPECT_EQ(pool_bytes(PoolKind::gathered_scans, w), 4 * 3 * 12 * 24U);
+  }
 }
 
 /// While one micro-batch is summed up, another one computes.

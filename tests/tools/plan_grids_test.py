@@ -77,6 +77,9 @@ class Grids(ProgramTestCase):
         # 4 ranks: 1-D, with sequences, and 2-D.
         self.assertEqual(len(made["cuts_of_a_layer"]), 3)
         self.assertTrue(all(dropped["reason"] for dropped in made["dropped"]))
+        text = self.succeed(*self.arguments(llama2(NEMO[2]), 64, NEMO[2]["windows"])).stdout
+        self.assertEqual(text.count(", then "), 12)  # one in the line of each grid
+        self.assertIn(f"... and {len(made['grids']) - 12} more that fit", text)
 
         # 16 devices have hardly more than the 18 bytes of each parameter.
         text = self.succeed(*self.arguments(llama2(NEMO[2]), 16, 96)).stdout

@@ -24,6 +24,7 @@ class LiveLine(ProgramTestCase):
             terminal = self.terminal(columns, *self.train(f"run{columns}", 300))
             self.assertEqual(terminal.finish(SECONDS), 0, terminal.text)
             self.assertEqual(self.live_rows(terminal.screen.wrapped), [])
+            self.assertNotIn("", terminal.screen.rows[:-1])  # the line is ended once
             frames = self.live_rows(terminal.screen.frames)
             self.assertGreater(len(frames), 0, terminal.text)
             self.assertTrue(frames[-1].startswith("step 300/300 "), frames[-1])
@@ -105,7 +106,7 @@ class WhatIsSaid(ProgramTestCase):
             self.assertNotRegex(said, r"(?i)\bgpu\b")
             self.assertNotIn("tok/s", said)
         self.assertIn("compute on the CPU", plan.stdout)
-        self.assertRegex(plan.stdout, r"(?m)^           device +\d")
+        self.assertRegex(plan.stdout, r"(?m)^lanes +busy s +exposed s\n           device +\d")
         self.assertRegex(plan.stdout, r"predicted .* \d+ tokens/s, bounded by \w+")
         # The last live line and the report are of the same steps.
         live = re.findall(r"step 20/20 .* (\S+) tokens/s", done.stderr)

@@ -31,6 +31,7 @@ using testing::slurp;
 using testing::small_gpt2;
 using testing::small_llama;
 using testing::spit;
+using ::testing::StartsWith;
 
 TEST(Checkpoint, RoundTripsEveryFamilyInOneFileAndInShards) {
   for (const auto& [name, config] : all_families()) {
@@ -143,7 +144,8 @@ TEST(CheckpointWriter, ReplacesAnExportAndKeepsOtherFiles) {
     EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
     EXPECT_THAT(error.what(), HasSubstr("not empty"));
   }
-  EXPECT_TRUE(fs::exists(out / "model.safetensors.index.json"));
+  EXPECT_THAT(slurp(out / "model.safetensors.index.json"),  // indented as transformers does
+              StartsWith("{\n  \"metadata\": {\n    \"total_size\": "));
   save(out, config, blocks, {.if_exists = IfExists::replace});
   EXPECT_EQ(load(out), blocks);
   EXPECT_FALSE(fs::exists(out / "model.safetensors.index.json"));
@@ -228,6 +230,17 @@ TEST(CheckpointWriter, RefusesAFileAsTarget) {
       CheckpointWriter(scratch.path() / "out", config, layout, {.if_exists = IfExists::replace}),
       Error);
   EXPECT_EQ(slurp(scratch.path() / "out"), "precious");
+}
+
+TEST(CheckpointWriter, RefusesTheRootAsTargetWhateverItHolds) {
+  const ModelConfig config = small_gpt2();
+  try {
+    CheckpointWriter("/", config, make_layout(config), {});
+    FAIL() << "took it";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+    EXPECT_THAT(error.what(), HasSubstr("/ cannot be an export; name a directory below it"));
+  }
 }
 
 }  // namespace

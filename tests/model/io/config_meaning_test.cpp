@@ -65,6 +65,14 @@ TEST(ModelMeaning, WritesTheActivation) {
   }
 }
 
+// A file of a body alone has the body's class, or none. What is written has the head too.
+TEST(ModelMeaning, WritesTheClassThatHasTheHead) {
+  for (const ordered_json& body : {kGpt2, with(kGpt2, R"({"architectures": ["GPT2Model"]})")}) {
+    EXPECT_EQ(ordered_json::parse(to_config_json(parse(body), DType::fp32))["architectures"],
+              ordered_json::array({"GPT2LMHeadModel"}));
+  }
+}
+
 TEST(ModelMeaning, ReachesAsFarAsALinearRotaryEmbeddingDoes) {
   const ordered_json vicuna = with(kLlama, R"({"max_position_embeddings": 4096,
       "rope_scaling": {"type": "linear", "factor": 4.0}})");
