@@ -103,7 +103,7 @@ enum class AttentionChoice : std::uint8_t { automatic, own };
 enum class UpdateMode : std::uint8_t { automatic, deferred, immediate };
 enum class DecayScope : std::uint8_t { matrices, all };
 enum class Checkpointing : std::uint8_t { automatic, recompute, keep, offload, nvme };
-/// Returns whether kept activations wait off the device where they do not fit.
+/// Returns whether saved activations wait off the device where they do not fit.
 [[nodiscard]] constexpr bool offloads(Checkpointing checkpointing) {
   return checkpointing == Checkpointing::offload || checkpointing == Checkpointing::nvme;
 }

@@ -36,7 +36,8 @@ class OwnMachine final : public PlanningMachine {
                                       const plan::Workload& workload) override;
   [[nodiscard]] plan::Workload workload(const model::ModelConfig& config,
                                         const config::TrainOptions& options,
-                                        const plan::Ranks& ranks, Bytes score_gradients) override;
+                                        const plan::Replicas& ranks,
+                                        Bytes score_gradients) override;
   [[nodiscard]] plan::MachineProfile profile(const config::TrainOptions& options,
                                              const plan::Workload& whole,
                                              const plan::Budgets& budgets,
@@ -259,8 +260,8 @@ plan::Budgets OwnMachine::budgets(const config::TrainOptions& options,
 }
 
 plan::Workload OwnMachine::workload(const model::ModelConfig& config,
-                                    const config::TrainOptions& options, const plan::Ranks& ranks,
-                                    Bytes score_gradients) {
+                                    const config::TrainOptions& options,
+                                    const plan::Replicas& ranks, Bytes score_gradients) {
   if (score_gradients != model::cuda::kScoreGradients) {
     run_.model =
         make_model_runtime(config, options, products_of(run_.run_config.device), score_gradients);
@@ -299,7 +300,7 @@ plan::MachineProfile OwnMachine::profile(const config::TrainOptions& options,
                                          const plan::Workload& whole, const plan::Budgets& budgets,
                                          const plan::Placement& fitting) {
   plan::Workload alone = whole;
-  alone.ranks = {};
+  alone.replicas = {};
   CalibrationRequest request = request_for(options, alone, budgets);
   tune_in_turn(request, fitting);
   if (run_.place.turn > 0) request.state_directories.reset();
@@ -334,16 +335,16 @@ void RunPreparation::plan() {
   }
 }
 
-plan::Ranks replicas_of(const TrainRequest& request, const plan::GridPlace& place) {
+plan::Replicas own_replica(const TrainRequest& request, const plan::GridPlace& place) {
   if (request.ranks == nullptr) return {};
-  plan::Ranks part = ranks_of(request.options, place.grid.replicas);
-  part.rank = place.replica();
+  plan::Replicas part = replicas_of(request.options, place.grid.replicas);
+  part.index = place.replica();
   return part;
 }
 
 /// The folders of the other ranks lie in that of rank 0, which claims its own first.
 RunClaim::Request claim_after_first(const TrainRequest& request, RankGroups& ranks,
-                                    const plan::Ranks& part) {
+                                    const plan::Replicas& part) {
   return {.run = request.run,
           .resume = request.resume,
           .nvme = request.options.nvme,
@@ -357,7 +358,7 @@ RunClaim::Request claim_after_first(const TrainRequest& request, RankGroups& ran
 
 PlannedRun::PlannedRun(const TrainRequest& request, RankGroups& ranks_of_job)
     : ranks(ranks_of_job),
-      part(replicas_of(request, ranks.place())),
+      part(own_replica(request, ranks.place())),
       claim(claim_after_first(request, ranks, part)),
       known(request.profile) {
   if (ranks.leads()) static_cast<void>(ranks.first(claim.made()));

@@ -29,7 +29,7 @@ struct PlannedRun {
   [[nodiscard]] const model::ModelConfig& config() const { return run_config.model; }
 
   RankGroups& ranks;
-  plan::Ranks part;                      ///< of the stage, this rank's
+  plan::Replicas part;                   ///< of the stage, this rank's
   RankPlace place;                       ///< of this rank; of the only one, none
   std::optional<ThreadBinding> binding;  ///< of the control thread and what it starts
   std::vector<ShownPlace> places;        ///< of all ranks

@@ -38,9 +38,10 @@ constexpr std::array<PoolRule, kPoolCount> kPools{{
     {PoolKind::boundary_slots, Tier::device, "boundary_slots", "boundary slots", Turn::slots},
     {PoolKind::recomputed_boundary, Tier::device, "recomputed_boundary", "recomputed boundary",
      Turn::none},
-    {PoolKind::kept_activations, Tier::device, "kept_activations", "kept activations", Turn::none},
-    {PoolKind::kept_activation_slots, Tier::device, "kept_activation_slots",
-     "kept activation slots", Turn::slots},
+    {PoolKind::saved_activations, Tier::device, "saved_activations", "saved activations",
+     Turn::none},
+    {PoolKind::saved_activation_slots, Tier::device, "saved_activation_slots",
+     "saved activation slots", Turn::slots},
     {PoolKind::recomputation_scratch, Tier::device, "recomputation_scratch",
      "recomputation scratch", Turn::none},
     {PoolKind::between_tiles, Tier::device, "between_tiles", "between tiles", Turn::none},
@@ -61,9 +62,10 @@ constexpr std::array<PoolRule, kPoolCount> kPools{{
      Turn::gradients},
     {PoolKind::host_boundaries, Tier::host, "host_boundaries", "boundary activations", Turn::none},
     {PoolKind::boundary_staging, Tier::host, "boundary_staging", "boundary staging", Turn::slots},
-    {PoolKind::host_kept_activations, Tier::host, "host_kept_activations", "kept activations",
+    {PoolKind::host_saved_activations, Tier::host, "host_saved_activations", "saved activations",
      Turn::none},
-    {PoolKind::kept_staging, Tier::host, "kept_staging", "kept activation staging", Turn::slots},
+    {PoolKind::saved_activation_staging, Tier::host, "saved_activation_staging",
+     "saved activation staging", Turn::slots},
     {PoolKind::host_parameters, Tier::host, "host_parameters", "parameters", Turn::none},
     {PoolKind::host_stash, Tier::host, "host_stash", "stashed parameters", Turn::none},
     {PoolKind::host_frozen, Tier::host, "host_frozen", "frozen parameters", Turn::none},
@@ -73,10 +75,11 @@ constexpr std::array<PoolRule, kPoolCount> kPools{{
     {PoolKind::state_staging, Tier::host, "state_staging", "state staging", Turn::none},
     {PoolKind::checksums, Tier::host, "checksums", "checksums", Turn::none},
     {PoolKind::host_tokens, Tier::host, "host_tokens", "token ids", Turn::none},
-    {PoolKind::host_sums, Tier::host, "host_sums", "norm leaves and loss sums", Turn::none},
-    {PoolKind::gathered_sums, Tier::host, "gathered_sums", "norm leaves of all ranks", Turn::none},
+    {PoolKind::host_leaves, Tier::host, "host_leaves", "norm leaves and loss sums", Turn::none},
+    {PoolKind::gathered_leaves, Tier::host, "gathered_leaves", "norm leaves of all ranks",
+     Turn::none},
     {PoolKind::disk_boundaries, Tier::nvme, "disk_boundaries", "boundary activations", Turn::none},
-    {PoolKind::disk_kept_activations, Tier::nvme, "disk_kept_activations", "kept activations",
+    {PoolKind::disk_saved_activations, Tier::nvme, "disk_saved_activations", "saved activations",
      Turn::none},
     {PoolKind::disk_state, Tier::nvme, "disk_state", "state, two slots", Turn::none},
 }};
@@ -91,10 +94,10 @@ constexpr bool is_in_order() {
 static_assert(is_in_order());
 
 constexpr std::array<std::string_view, kValueKindCount> kValues{
-    "parameters",          "frozen",   "state",          "checksum",    "gradient_sum",
-    "tied_gradient_sum",   "gradient", "total_gradient", "norm_leaves", "activation",
-    "activation_gradient", "saved",    "scanned",        "normal",      "gathered_scans",
-    "between_tiles",       "tokens",   "loss",           "logits",      "scratch",
+    "parameters",        "frozen",   "state",          "checksum",    "gradient_sum",
+    "tied_gradient_sum", "gradient", "total_gradient", "norm_leaves", "boundary",
+    "boundary_gradient", "saved",    "scanned",        "normal",      "gathered_scans",
+    "between_tiles",     "tokens",   "loss",           "logits",      "scratch",
 };
 
 }  // namespace

@@ -18,32 +18,32 @@ namespace spillway::plan {
 /// this rank's shards. A buffer that a placement does not use is empty.
 enum class PoolKind : std::uint8_t {
   // Device.
-  resident_parameters,    ///< by tile
-  stashed_parameters,     ///< by version and tile: of `resident_parameters` before updates
-  whole_parameters,       ///< by block, where tiles are those of a shard and parameters are not
-  parameter_slots,        ///< each holds a streamed block
-  parameter_shards,       ///< each holds this rank's part of a block on its way to the others
-  frozen_slots,           ///< each holds what is frozen of a streamed block
-  resident_frozen,        ///< one: what is frozen and stays there
-  device_state,           ///< by tile
-  accumulators,           ///< fp32 sums over micro-batches. Slot 0 holds any block; the others are
-                          ///< smaller (`narrow_slots`); one more belongs to the vectors of tiles
-  rounded_gradients,      ///< as `accumulators`, in the compute dtype
-  gradient_shards,        ///< each holds this rank's part of a block's gradient, or of all ranks'
-  tied_parameters,        ///< one: what a tied head has of an embedding on another stage
-  tied_accumulators,      ///< by block of the embedding, and by round in flight where another stage
-                          ///< has it: what a tied head adds to its sum
-  device_gradients,       ///< by tile, where the device updates
-  device_leaves,          ///< by tile: the sums of squares of its leaves
-  device_sums,            ///< by tile, where rounds are summed for an update elsewhere
-  boundaries,             ///< by layer and micro-batch
-  boundary_gradients,     ///< by micro-batch
-  boundary_slots,         ///< shared by boundaries that come and go
-  recomputed_boundary,    ///< one: an output that recomputation writes and nobody reads
-  kept_activations,       ///< by layer's first block and micro-batch
-  kept_activation_slots,  ///< shared by kept activations that come and go
-  recomputation_scratch,  ///< one, or with tiles by micro-batch
-  between_tiles,          ///< by micro-batch; of a tensor group, what its ranks add up
+  resident_parameters,  ///< by tile
+  stashed_parameters,   ///< by version and tile: of `resident_parameters` before updates
+  whole_parameters,     ///< by block, where tiles are those of a shard and parameters are not
+  parameter_slots,      ///< each holds a streamed block
+  parameter_shards,     ///< each holds this rank's part of a block on its way to the others
+  frozen_slots,         ///< each holds what is frozen of a streamed block
+  resident_frozen,      ///< one: what is frozen and stays there
+  device_state,         ///< by tile
+  accumulators,         ///< fp32 sums over micro-batches. Slot 0 holds any block; the others are
+                        ///< smaller (`narrow_slots`); one more belongs to the vectors of tiles
+  rounded_gradients,    ///< as `accumulators`, in the compute dtype
+  gradient_shards,      ///< each holds this rank's part of a block's gradient, or of all ranks'
+  tied_parameters,      ///< one: what a tied head has of an embedding on another stage
+  tied_accumulators,    ///< by block of the embedding, and by round in flight where another stage
+                        ///< has it: what a tied head adds to its sum
+  device_gradients,     ///< by tile, where the device updates
+  device_leaves,        ///< by tile: the sums of squares of its leaves
+  device_sums,          ///< by tile, where rounds are summed for an update elsewhere
+  boundaries,           ///< by layer and micro-batch
+  boundary_gradients,   ///< by micro-batch
+  boundary_slots,       ///< shared by boundaries that come and go
+  recomputed_boundary,  ///< one: an output that recomputation writes and nobody reads
+  saved_activations,    ///< by layer's first block and micro-batch
+  saved_activation_slots,  ///< shared by saved activations that come and go
+  recomputation_scratch,   ///< one, or with tiles by micro-batch
+  between_tiles,           ///< by micro-batch; of a tensor group, what its ranks add up
   own_rows,            ///< by micro-batch: a rank's own tokens of a norm's output or its gradient
   gathered_rows,       ///< by micro-batch: a norm's output for the tokens of all ranks
   gathered_gradients,  ///< by micro-batch: a boundary gradient for the tokens of all ranks
@@ -55,26 +55,26 @@ enum class PoolKind : std::uint8_t {
   device_losses,       ///< by round and micro-batch
   logits,              ///< one: of every position of a micro-batch, fp32
   // Host.
-  host_gradients,         ///< by tile
-  landing_gradients,      ///< as `rounded_gradients`
-  host_boundaries,        ///< by layer and micro-batch
-  boundary_staging,       ///< each holds a boundary in whole pages
-  host_kept_activations,  ///< by layer's first block and micro-batch
-  kept_staging,           ///< each holds kept activations in whole pages
-  host_parameters,        ///< by tile
-  host_stash,             ///< by version and tile: of `host_parameters` before updates
-  host_frozen,            ///< by block
-  secondary_parameters,   ///< by block: this rank's part of what its node has gathered
-  host_state,             ///< by tile
-  state_staging,          ///< each holds a tile's slot
-  checksums,              ///< by tile: of its next write to disk; 0 bytes, it only orders ops
-  host_tokens,            ///< by round and micro-batch
-  host_sums,              ///< by tile: as `device_leaves`; the last holds all losses
-  gathered_sums,          ///< by rank: its `host_sums`
+  host_gradients,            ///< by tile
+  landing_gradients,         ///< as `rounded_gradients`
+  host_boundaries,           ///< by layer and micro-batch
+  boundary_staging,          ///< each holds a boundary in whole pages
+  host_saved_activations,    ///< by layer's first block and micro-batch
+  saved_activation_staging,  ///< each holds saved activations in whole pages
+  host_parameters,           ///< by tile
+  host_stash,                ///< by version and tile: of `host_parameters` before updates
+  host_frozen,               ///< by block
+  secondary_parameters,      ///< by block: this rank's part of what its node has gathered
+  host_state,                ///< by tile
+  state_staging,             ///< each holds a tile's slot
+  checksums,                 ///< by tile: of its next write to disk; 0 bytes, it only orders ops
+  host_tokens,               ///< by round and micro-batch
+  host_leaves,               ///< by tile: as `device_leaves`; the last holds all losses
+  gathered_leaves,           ///< by rank: its `host_leaves`
   // NVMe.
-  disk_boundaries,        ///< by layer and micro-batch
-  disk_kept_activations,  ///< by layer's first block and micro-batch
-  disk_state,             ///< by tile, both slots
+  disk_boundaries,         ///< by layer and micro-batch
+  disk_saved_activations,  ///< by layer's first block and micro-batch
+  disk_state,              ///< by tile, both slots
 };
 inline constexpr std::size_t kPoolCount = 53;
 
@@ -107,24 +107,24 @@ struct Buffer {
 };
 
 enum class ValueKind : std::uint8_t {
-  parameters,           ///< of a block, in the compute dtype
-  frozen,               ///< of a block: parameters that nothing updates, in any dtype
-  state,                ///< of a tile; part 0: before the step's update, 1: after it
-  checksum,             ///< of a tile's state after the update
-  gradient_sum,         ///< of a block and a round, fp32; a part for each addition: micro-batches,
-                        ///< then those of norms and the sum over a tensor group
-  tied_gradient_sum,    ///< of a block and a round: what a tied head adds to its gradient's sum
-  gradient,             ///< of a block and a round, in the compute dtype
-  total_gradient,       ///< a block's gradients summed over rounds 0 to `round`; kLastStep: the
-                        ///< previous step's whole gradient
-  norm_leaves,          ///< of a tile
-  activation,           ///< of a layer: its output; the parts are its tiles
-  activation_gradient,  ///< of a layer: of its output
-  saved,                ///< of a layer: what its backward needs; the parts are its tiles
-  scanned,              ///< of the head: its loss so far; the parts are its tiles
-  normal,               ///< of a layer: its norm's output; `kShard`: of this rank's tokens
-  gathered_scans,       ///< of the head: what each rank of a tensor group knows of it
-  between_tiles,        ///< of a layer: what backward leaves the tile before; parts: its tiles
+  parameters,         ///< of a block, in the compute dtype
+  frozen,             ///< of a block: parameters that nothing updates, in any dtype
+  state,              ///< of a tile; part 0: before the step's update, 1: after it
+  checksum,           ///< of a tile's state after the update
+  gradient_sum,       ///< of a block and a round, fp32; a part for each addition: micro-batches,
+                      ///< then those of norms and the sum over a tensor group
+  tied_gradient_sum,  ///< of a block and a round: what a tied head adds to its gradient's sum
+  gradient,           ///< of a block and a round, in the compute dtype
+  total_gradient,     ///< a block's gradients summed over rounds 0 to `round`; kLastStep: the
+                      ///< previous step's whole gradient
+  norm_leaves,        ///< of a tile
+  boundary,           ///< of a layer: its output; the parts are its tiles
+  boundary_gradient,  ///< of a layer: of its output
+  saved,              ///< of a layer: what its backward needs; the parts are its tiles
+  scanned,            ///< of the head: its loss so far; the parts are its tiles
+  normal,             ///< of a layer: its norm's output; `kShard`: of this rank's tokens
+  gathered_scans,     ///< of the head: what each rank of a tensor group knows of it
+  between_tiles,      ///< of a layer: what backward leaves the tile before; parts: its tiles
   tokens,
   loss,
   logits,

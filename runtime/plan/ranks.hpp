@@ -14,9 +14,9 @@ namespace spillway::plan {
 enum class RankGroup : std::uint8_t {
   job,       ///< all ranks
   replicas,  ///< of its stage, which share out a step's micro-batches
-  node,    ///< replicas of a machine that share out a second copy of parameters (Ranks::secondary)
-  stages,  ///< of a pipeline
-  tensor,  ///< the ranks that share out every matrix (TensorGroup)
+  node,      ///< replicas that share out a second copy of parameters (Replicas::secondary)
+  stages,    ///< of a pipeline
+  tensor,    ///< the ranks that share out every matrix (TensorGroup)
 };
 inline constexpr std::size_t kRankGroups = 5;
 
@@ -59,10 +59,10 @@ enum class Sharding : std::uint8_t {
   parameters,  ///< stage 3: the rank's part of these too; a pass gathers them block by block
 };
 
-/// The ranks of a data-parallel job, each with micro-batches of its own, and which of them this is.
-struct Ranks {
+/// The replicas of a stage, each with micro-batches of its own, and which of them this is.
+struct Replicas {
   std::uint32_t count = 1;
-  std::uint32_t rank = 0;
+  std::uint32_t index = 0;
   Sharding sharding = Sharding::none;
   SumOrder sums = SumOrder::fast;
   /// Number of ranks that share out a second copy of parameters, the ranks of a node, where

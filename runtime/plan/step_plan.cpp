@@ -16,13 +16,13 @@ std::string_view name_of(const Copy& copied) {
     case ValueKind::gradient: return "download_grads";
     case ValueKind::state: return copied.to == Tier::nvme ? "write_state" : "read_state";
     case ValueKind::saved:
-      if (copied.to == Tier::nvme) return "spill_internals";
-      if (copied.from == Tier::nvme) return "fetch_internals";
-      return down ? "save_internals" : "load_internals";
-    case ValueKind::activation:
-      if (copied.to == Tier::nvme) return "spill_activation";
-      if (copied.from == Tier::nvme) return "fetch_activation";
-      return down ? "save_activation" : "load_activation";
+      if (copied.to == Tier::nvme) return "spill_activations";
+      if (copied.from == Tier::nvme) return "fetch_activations";
+      return down ? "save_activations" : "load_activations";
+    case ValueKind::boundary:
+      if (copied.to == Tier::nvme) return "spill_boundary";
+      if (copied.from == Tier::nvme) return "fetch_boundary";
+      return down ? "save_boundary" : "load_boundary";
     default: return "copy";
   }
 }
@@ -35,7 +35,7 @@ bool is_of_tile(const Op& op) {
 
 bool is_of_micro_batch(const Op& op) {
   const ValueKind what = op.copied.what;
-  const bool copies = what == ValueKind::activation || what == ValueKind::saved;
+  const bool copies = what == ValueKind::boundary || what == ValueKind::saved;
   return is_model_op(op) || (op.kind == OpKind::copy && copies);
 }
 
@@ -127,7 +127,7 @@ std::string to_text(const StepPlan& plan) {
   std::string text;
   for (std::size_t i = 0; i < plan.ops.size(); ++i) {
     const Op& op = plan.ops[i];
-    fmt::format_to(std::back_inserter(text), "{:4} {:<10} {:<14} block={}", i, name_of(op.lane),
+    fmt::format_to(std::back_inserter(text), "{:4} {:<10} {:<17} block={}", i, name_of(op.lane),
                    name_of(op), op.block);
     if (is_of_tile(op)) fmt::format_to(std::back_inserter(text), " tile={}", op.tile);
     if (is_of_micro_batch(op)) {

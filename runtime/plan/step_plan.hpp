@@ -66,11 +66,11 @@ inline constexpr Copy kDownloadGrads{ValueKind::gradient, Tier::device, Tier::ho
 inline constexpr Copy kReadState{ValueKind::state, Tier::nvme, Tier::host};
 inline constexpr Copy kStageState{ValueKind::state, Tier::device, Tier::host};
 inline constexpr Copy kWriteState{ValueKind::state, Tier::host, Tier::nvme};
-inline constexpr Copy kSaveActivation{ValueKind::activation, Tier::device, Tier::host};
-inline constexpr Copy kLoadActivation{ValueKind::activation, Tier::host, Tier::device};
-inline constexpr Copy kSpillActivation{ValueKind::activation, Tier::host, Tier::nvme};
-inline constexpr Copy kFetchActivation{ValueKind::activation, Tier::nvme, Tier::host};
-inline constexpr Copy kSaveInternals{ValueKind::saved, Tier::device, Tier::host};
+inline constexpr Copy kSaveBoundary{ValueKind::boundary, Tier::device, Tier::host};
+inline constexpr Copy kLoadBoundary{ValueKind::boundary, Tier::host, Tier::device};
+inline constexpr Copy kSpillBoundary{ValueKind::boundary, Tier::host, Tier::nvme};
+inline constexpr Copy kFetchBoundary{ValueKind::boundary, Tier::nvme, Tier::host};
+inline constexpr Copy kSaveActivations{ValueKind::saved, Tier::device, Tier::host};
 
 std::string_view name_of(OpKind kind);
 std::string_view name_of(Lane lane);

@@ -21,7 +21,7 @@ struct BlockShape {
   ElementCount padded_parameters;  ///< a multiple of `kLeafParameters`, in every shard
   double forward_flops = 0;        ///< of one micro-batch
   double backward_flops = 0;       ///< of one micro-batch, recomputation not counted
-  Bytes saved_bytes;               ///< internal activations that backward needs
+  Bytes saved_bytes;               ///< activations inside it that backward needs
   // These are of a workload in tiles, where `saved_bytes` are those of the first block of a layer:
   std::uint32_t layer = 0;     ///< 0: embedding; 1, 2, ...: transformer layers; last: head
   bool feeds_backward = true;  ///< recomputation of the layer runs this block
@@ -69,7 +69,7 @@ struct Workload {
   bool external = false;
   bool streams_external = false;  ///< the framework reads parameters on the device, not on the host
   Bytes resident_frozen_bytes;    ///< what nothing updates and no block has: it stays on the device
-  Ranks ranks;
+  Replicas replicas;
   TensorGroup tensor;
   // These are a tensor group's, per micro-batch:
   Bytes scan_bytes;    ///< what a rank knows of the tokens in the head
@@ -133,7 +133,7 @@ struct Workload {
   // This rank's place
 
   [[nodiscard]] Grid grid() const {
-    return {.stages = stage.count, .replicas = ranks.count, .tensor = tensor.count};
+    return {.stages = stage.count, .replicas = replicas.count, .tensor = tensor.count};
   }
 
   // This rank's stage
@@ -179,7 +179,7 @@ struct Workload {
 
   /// Number of parts that a block's state is cut into, all of one size.
   [[nodiscard]] std::uint32_t shards() const {
-    return ranks.sharding == Sharding::none ? 1 : ranks.count;
+    return replicas.sharding == Sharding::none ? 1 : replicas.count;
   }
   /// Number of parameters in this rank's part of a block.
   [[nodiscard]] ElementCount shard_elements(std::uint32_t block) const {
@@ -187,19 +187,19 @@ struct Workload {
   }
   /// Returns where this rank's part of a block begins.
   [[nodiscard]] ElementCount shard_start(std::uint32_t block) const {
-    return ElementCount{shards() == 1 ? 0 : shard_elements(block).value() * ranks.rank};
+    return ElementCount{shards() == 1 ? 0 : shard_elements(block).value() * replicas.index};
   }
   /// Whether a pass has to gather the parameters of its block.
   [[nodiscard]] bool gathers() const {
-    return ranks.count > 1 && ranks.sharding == Sharding::parameters;
+    return replicas.count > 1 && replicas.sharding == Sharding::parameters;
   }
   /// Whether ranks of a node keep what they have gathered of a block, because it is visited again.
   [[nodiscard]] bool keeps_secondary(std::uint32_t block) const {
-    return gathers() && ranks.secondary > 1 && visits(block) > 1;
+    return gathers() && replicas.secondary > 1 && visits(block) > 1;
   }
   /// Number of parameters in this rank's part of a node's copy of a block.
   [[nodiscard]] ElementCount secondary_elements(std::uint32_t block) const {
-    return ElementCount{blocks[block].padded_parameters.value() / ranks.secondary};
+    return ElementCount{blocks[block].padded_parameters.value() / replicas.secondary};
   }
   /// Number of times that a step's passes read the parameters of a block.
   [[nodiscard]] std::uint32_t visits(std::uint32_t block) const {
@@ -209,14 +209,14 @@ struct Workload {
   }
   /// Whether ranks hold all parameters and update a part of them.
   [[nodiscard]] bool shares_updates() const {
-    return ranks.count > 1 && ranks.sharding == Sharding::state;
+    return replicas.count > 1 && replicas.sharding == Sharding::state;
   }
 
   // Sums of gradients
 
   /// Number of gradients of one round that this rank adds to its sums.
   [[nodiscard]] std::uint32_t gradients_of_round() const {
-    return ranks.sums == SumOrder::fixed ? ranks.count : 1;
+    return replicas.sums == SumOrder::fixed ? replicas.count : 1;
   }
   /// Whether a gradient waits as a sum of several.
   [[nodiscard]] bool sums_gradients() const { return rounds * gradients_of_round() > 1; }
@@ -224,7 +224,7 @@ struct Workload {
 
 /// Number of targets of a step, of all ranks.
 [[nodiscard]] inline std::uint64_t tokens_of_step(const Workload& workload) {
-  return workload.tokens * workload.micro_batches * workload.rounds * workload.ranks.count;
+  return workload.tokens * workload.micro_batches * workload.rounds * workload.replicas.count;
 }
 
 /// FLOPs of FWD-BWD of one micro-batch, nothing recomputed. A head in tiles, or of a tensor group,

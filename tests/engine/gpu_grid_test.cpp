@@ -79,7 +79,7 @@ class GpuGrids : public testing::Test {
 
   static Job small_job(Job job, const Change& more = {}) {
     job.steps = 2;
-    job.adjust = [ranks = job.ranks, more](config::TrainOptions& options) {
+    job.adjust = [ranks = job.replicas, more](config::TrainOptions& options) {
       options.gradient_accumulation_steps = kSmallStep / ranks.count;
       const bool fixed = ranks.sums == plan::SumOrder::fixed;
       options.rounds = fixed ? options.gradient_accumulation_steps : 1;
@@ -126,10 +126,11 @@ TEST_F(GpuGrids, WithReplicasTrainAsTheHostDoes) {
   using enum plan::Sharding;
   RanksHarness harness(small_qwen3());
   for (const Job& job :
-       {small_job(
-            {.ranks = {.count = 2, .sharding = parameters}, .pipeline = {.stages = 2}, .tensor = 2},
-            streamed),
-        small_job({.ranks = {.count = 2, .sharding = state}, .tensor = 2}, in_fp16)}) {
+       {small_job({.replicas = {.count = 2, .sharding = parameters},
+       .pipeline = {.stages = 2},
+       .tensor = 2},
+                  streamed),
+        small_job({.replicas = {.count = 2, .sharding = state}, .tensor = 2}, in_fp16)}) {
     SCOPED_TRACE(testing::Message() << job.pipeline.stages << " stages");
     const Outcome host = harness.train_job(on_the_host(job)).outcome;
     const JobOutcome gpus = harness.train_job(job);
@@ -148,7 +149,7 @@ TEST_F(GpuGrids, HaveTheSameBitsInEveryOrderOfTheStreams) {
     const auto train = [&](std::uint64_t order) {
       cuda_emulation::set_order(order);
       return harness
-          .train_job(small_job({.ranks = {.sums = plan::SumOrder::fixed},
+          .train_job(small_job({.replicas = {.sums = plan::SumOrder::fixed},
                                 .pipeline = {.stages = 2},
                                 .tensor = 2,
                                 .sequence = sequence},
@@ -168,18 +169,18 @@ TEST_F(GpuGrids, HaveTheSameBitsInEveryOrderOfTheStreams) {
 TEST_F(GpuGrids, OfAPipelineHaveTheBitsOfOneGpu) {
   for (const auto& config : {tiny_gpt2(2), tiny_llama(2)}) {
     RanksHarness harness(config);
-    const plan::Ranks alone{.sums = plan::SumOrder::fixed};
-    const Outcome one = harness.train_job(small_job({.ranks = alone}, in_bf16)).outcome;
-    plan::Ranks replicas = alone;
+    const plan::Replicas alone{.sums = plan::SumOrder::fixed};
+    const Outcome one = harness.train_job(small_job({.replicas = alone}, in_bf16)).outcome;
+    plan::Replicas replicas = alone;
     replicas.count = 2;
     replicas.sharding = plan::Sharding::parameters;
     const PipelineOptions chunks{
         .stages = 2, .chunks = 2, .schedule = config::PipelineSchedule::interleaved};
-    for (const Job& grid :
-         {Job{.ranks = alone, .pipeline = {.stages = 2}}, Job{.ranks = alone, .pipeline = chunks},
-          Job{.ranks = replicas, .pipeline = {.stages = 2}}}) {
+    for (const Job& grid : {Job{.replicas = alone, .pipeline = {.stages = 2}},
+                            Job{.replicas = alone, .pipeline = chunks},
+                            Job{.replicas = replicas, .pipeline = {.stages = 2}}}) {
       SCOPED_TRACE(testing::Message() << name_of(config.family) << " " << grid.pipeline.chunks
-                                      << " chunks, " << grid.ranks.count << " replicas");
+                                      << " chunks, " << grid.replicas.count << " replicas");
       const JobOutcome job =
           harness.train_job(small_job(grid, grid.pipeline.chunks > 1 ? in_bf16 : streamed));
       EXPECT_TRUE(job.outcome == one);

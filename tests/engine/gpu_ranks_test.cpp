@@ -46,7 +46,7 @@ class GpuRanks : public testing::Test {
     cuda_emulation::set_devices(1);
   }
 
-  static Job small_job(const plan::Ranks& ranks, Change more) {
+  static Job small_job(const plan::Replicas& ranks, Change more) {
     const auto adjust = [ranks, more](config::TrainOptions& options) {
       options.gradient_accumulation_steps = kGpus / ranks.count;
       const bool fixed = ranks.sums == plan::SumOrder::fixed;
@@ -54,14 +54,14 @@ class GpuRanks : public testing::Test {
       options.context = 8;
       more(options);
     };
-    return {.ranks = ranks, .adjust = adjust, .steps = 2};
+    return {.replicas = ranks, .adjust = adjust, .steps = 2};
   }
 };
 
 TEST_F(GpuRanks, HaveTheBitsOfOneInFixedOrder) {
   for (const auto& config : {tiny_gpt2(2), tiny_llama(1)}) {
     RanksHarness harness(config);
-    const auto train = [&](const plan::Ranks& ranks) {
+    const auto train = [&](const plan::Replicas& ranks) {
       return harness.train_job(small_job(ranks, ranks.count == 2 ? streamed : in_bf16));
     };
     const Outcome one = train({.sums = plan::SumOrder::fixed}).outcome;
@@ -78,7 +78,7 @@ TEST_F(GpuRanks, HaveTheBitsOfOneInFixedOrder) {
 
 TEST_F(GpuRanks, HaveTheBitsOfOneWithASecondCopyOfParameters) {
   RanksHarness harness(tiny_gpt2(2));
-  plan::Ranks ranks{
+  plan::Replicas ranks{
       .count = 4, .sharding = plan::Sharding::parameters, .sums = plan::SumOrder::fixed};
   const Outcome one = harness.train_job(small_job({.sums = ranks.sums}, in_bf16)).outcome;
   for (const std::uint32_t node : {1U, 2U, 4U}) {
@@ -120,7 +120,7 @@ TEST_F(GpuRanks, HaveTheSameBitsInEveryOrderOfTheStreams) {
   for (const plan::SumOrder sums : {plan::SumOrder::fast, plan::SumOrder::fixed}) {
     const auto train = [&](std::uint64_t order) {
       cuda_emulation::set_order(order);
-      plan::Ranks ranks{.count = 2, .sharding = kShardings[order % 3], .sums = sums};
+      plan::Replicas ranks{.count = 2, .sharding = kShardings[order % 3], .sums = sums};
       const Change home = homes[order / 3 % 2];
       const bool gathers = ranks.sharding == plan::Sharding::parameters;
       if (gathers && home == streamed) ranks.secondary = 2;
@@ -146,7 +146,7 @@ class FailingGpuRanks : public GpuRanks {
   static std::vector<std::string> ends_of(
       const std::function<void(std::uint32_t, const Step&)>& body,
       const std::function<void(std::uint32_t, nvme_swap::StoreOptions&)>& adapt = {},
-      const plan::Ranks& ranks = {.count = kRanks, .sharding = plan::Sharding::parameters}) {
+      const plan::Replicas& ranks = {.count = kRanks, .sharding = plan::Sharding::parameters}) {
     RanksHarness harness(tiny_gpt2(2));
     const std::filesystem::path run = harness.new_run();
     std::vector<std::string> ends(ranks.count);
@@ -163,7 +163,7 @@ class FailingGpuRanks : public GpuRanks {
       std::filesystem::create_directories(store.directories[0]);
       if (adapt) adapt(rank, store);
       try {
-        RankOfJob of_job({.ranks = ranks}, self, options);
+        RankOfJob of_job({.replicas = ranks}, self, options);
         const auto trainer = harness.make_rank(options, store, of_job);
         trainer->initialize(model::RandomInitializer(harness.config(), trainer->layout(), 7));
         const data::Sampler sampler = harness.sampler(options);
@@ -215,7 +215,7 @@ TEST_F(FailingGpuRanks, EndAllWhenNcclFailsInTheMiddleOfAStep) {
 }
 
 /// Two nodes of two ranks, which keep a second copy of parameters.
-constexpr plan::Ranks kNodes{.count = 4, .sharding = plan::Sharding::parameters, .secondary = 2};
+constexpr plan::Replicas kNodes{.count = 4, .sharding = plan::Sharding::parameters, .secondary = 2};
 
 TEST_F(FailingGpuRanks, EndThoseOfOtherNodesWithTheirName) {
   const auto ends = ends_of(

@@ -82,7 +82,7 @@ TEST_P(GpuTraining, SameBitsFromEveryTierAndTwice) {
   for (const config::WorkOrder order :
        {config::WorkOrder::layer_major, config::WorkOrder::micro_batch_major}) {
     options.work_order = order;
-    EXPECT_EQ(harness.train(options, steps), device) << "kept activations on the host";
+    EXPECT_EQ(harness.train(options, steps), device) << "saved activations on the host";
   }
 }
 

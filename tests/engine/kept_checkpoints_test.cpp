@@ -262,19 +262,19 @@ class KeptByFour : public testing::Test {
   void as_ranks(const std::function<void(const AsRank&)>& body) {
     const std::filesystem::path state = harness_.new_run();
     comm::ThreadGroup(kRanks).run([&](comm::Communicator& self) {
-      const plan::Ranks ranks{.count = kRanks,
-                              .rank = self.rank().value(),
-                              .sharding = plan::Sharding::parameters,
-                              .sums = plan::SumOrder::fixed};
-      config::TrainOptions options = options_of_ranks(ranks.count, ranks.sums);
-      RankOfJob rank({.ranks = ranks}, self, options);
+      const plan::Replicas replicas{.count = kRanks,
+                                    .index = self.rank().value(),
+                                    .sharding = plan::Sharding::parameters,
+                                    .sums = plan::SumOrder::fixed};
+      config::TrainOptions options = options_of_ranks(replicas.count, replicas.sums);
+      RankOfJob rank({.replicas = replicas}, self, options);
       nvme_swap::StoreOptions store;
-      store.directories = {state / std::to_string(ranks.rank)};
+      store.directories = {state / std::to_string(replicas.index)};
       std::filesystem::create_directories(store.directories[0]);
       const auto trainer = harness_.make_rank(options, store, rank);
       trainer->initialize(
           model::RandomInitializer(harness_.config(), trainer->layout(), options.seed));
-      const RunConfig config{.id = RunId{{1, ranks.rank}},
+      const RunConfig config{.id = RunId{{1, replicas.index}},
                              .model = harness_.config(),
                              .options = options,
                              .data = "data"};
@@ -283,7 +283,7 @@ class KeptByFour : public testing::Test {
           {.id = config.id,
            .save_every = 2,
            .keep = 1,
-           .part = {.ranks = kRanks, .rank = ranks.rank, .sharding = ranks.sharding}});
+           .part = {.ranks = kRanks, .rank = replicas.index, .sharding = replicas.sharding}});
       const data::Sampler sampler = harness_.sampler(options);
       const auto step = [&] { trainer->step(harness_.tokens(), sampler); };
       for (int i = 0; i < 2; ++i) step();
@@ -305,13 +305,13 @@ TEST_F(KeptByFour, AreContinuedByAnyNumberOfRanksWithTheBitsOfOne) {
     ASSERT_TRUE(rank.kept.finish(rank.trainer, rank.config));
   });
   EXPECT_EQ(RunReader(checkpoint(2)).saved().grid().ranks(), kRanks);
-  const plan::Ranks one{.sums = plan::SumOrder::fixed};
-  const Outcome whole = harness_.train_job({.ranks = one}).outcome;
+  const plan::Replicas one{.sums = plan::SumOrder::fixed};
+  const Outcome whole = harness_.train_job({.replicas = one}).outcome;
   for (const std::uint32_t count : {1U, 2U, 3U, 8U}) {
     const Outcome after = harness_
-                              .train_job({.ranks = {.count = count,
-                                                    .sharding = plan::Sharding::state,
-                                                    .sums = plan::SumOrder::fixed},
+                              .train_job({.replicas = {.count = count,
+                                                       .sharding = plan::Sharding::state,
+                                                       .sums = plan::SumOrder::fixed},
                                           .steps = kSteps - 2,
                                           .from_run = checkpoint(2)})
                               .outcome;

@@ -6,7 +6,7 @@
 
 #include "runtime/base/error.hpp"
 #include "runtime/plan/placement/boundaries.hpp"
-#include "runtime/plan/placement/internals.hpp"
+#include "runtime/plan/placement/saved_activations.hpp"
 #include "tests/engine/damaging_engine.hpp"
 #include "tests/engine/expect_memory.hpp"
 #include "tests/engine/steady_state.hpp"
@@ -76,7 +76,7 @@ struct Leaving {
 
 const Leaving& boundaries() {
   static const Leaving all{
-      .what = plan::ValueKind::activation,
+      .what = plan::ValueKind::boundary,
       .spreads =
           {
               {.boundaries = {Tier::host}, .boundary_slots = 1},
@@ -103,7 +103,7 @@ const Leaving& boundaries() {
   return all;
 }
 
-const Leaving& internals() {
+const Leaving& saved_activations() {
   static const Leaving all{
       .what = plan::ValueKind::saved,
       .spreads =
@@ -136,7 +136,8 @@ const Leaving& internals() {
           },
       .traffic =
           [](const plan::Workload& workload, const plan::Placement& placement) {
-            const plan::InternalsTraffic traffic = plan::internals_traffic(workload, placement);
+            const plan::SavedActivationsTraffic traffic =
+                plan::saved_activations_traffic(workload, placement);
             return std::pair(traffic.saved, traffic.spilled);
           },
       .on_disk = 9,
@@ -170,8 +171,8 @@ class Activations : public testing::TestWithParam<Owner> {
 INSTANTIATE_TEST_SUITE_P(Boundaries, Activations,
                          testing::Values(Owner{boundaries, tiny_gpt2(), tiny_llama()},
                                          Owner{boundaries, tied_llama(), tied_llama(), 1500}));
-INSTANTIATE_TEST_SUITE_P(Internals, Activations,
-                         testing::Values(Owner{internals, tiny_gpt2(), tiny_llama()}));
+INSTANTIATE_TEST_SUITE_P(Saved, Activations,
+                         testing::Values(Owner{saved_activations, tiny_gpt2(), tiny_llama()}));
 
 TEST_P(Activations, HaveTheBitsOfTheDeviceFromAnySpreadAndNumberOfSlots) {
   for (const config::WorkOrder order :
@@ -302,17 +303,17 @@ TEST(BoundaryMemory, MoreBoundariesThanTheDeviceHoldsTrainInItsBudget) {
   }
 }
 
-TEST(InternalsExactness, ManyMicroBatchesThroughTwoSlotsGiveTheBitsOfTheDevice) {
+TEST(SavedActivationsExactness, ManyMicroBatchesThroughTwoSlotsGiveTheBitsOfTheDevice) {
   const config::TrainOptions options = options_of(9, 2);
   TrainingHarness harness(tiny_llama(4));
   const Outcome device = harness.train(options, 3);
   for (const std::size_t spread : {1U, 9U}) {
-    harness.adjust_placement = adjusted(internals().spreads[spread]);
+    harness.adjust_placement = adjusted(saved_activations().spreads[spread]);
     EXPECT_EQ(harness.train(options, 3), device);
   }
 }
 
-TEST(InternalsMemory, WhatTheDeviceCannotKeepTrainsInItsBudget) {
+TEST(SavedActivationsMemory, WhatTheDeviceCannotKeepTrainsInItsBudget) {
   TrainingHarness harness(tiny_llama(6));
   config::TrainOptions options = options_of(16, 1);
   const Outcome recomputed = harness.train(options, 2);

@@ -13,8 +13,8 @@ namespace {
 using config::PipelineOptions;
 using config::PipelineSchedule;
 
-plan::Ranks in_fixed_order(std::uint32_t replicas = 1,
-                           plan::Sharding sharding = plan::Sharding::none) {
+plan::Replicas in_fixed_order(std::uint32_t replicas = 1,
+                              plan::Sharding sharding = plan::Sharding::none) {
   return {.count = replicas, .sharding = sharding, .sums = plan::SumOrder::fixed};
 }
 
@@ -28,9 +28,10 @@ class PipelineOf : public testing::TestWithParam<PipelineOptions> {};
 TEST_P(PipelineOf, HasTheBitsOfOneRank) {
   for (const auto& config : {tiny_gpt2(2), tiny_llama(3)}) {
     RanksHarness harness(config);
-    const Outcome one = harness.train_job({.ranks = in_fixed_order(), .adjust = in_bf16}).outcome;
-    const JobOutcome job =
-        harness.train_job({.ranks = in_fixed_order(), .adjust = in_bf16, .pipeline = GetParam()});
+    const Outcome one =
+        harness.train_job({.replicas = in_fixed_order(), .adjust = in_bf16}).outcome;
+    const JobOutcome job = harness.train_job(
+        {.replicas = in_fixed_order(), .adjust = in_bf16, .pipeline = GetParam()});
     EXPECT_TRUE(job.outcome == one);
     EXPECT_EQ(job.sent, job.planned);
   }
@@ -38,16 +39,16 @@ TEST_P(PipelineOf, HasTheBitsOfOneRank) {
 
 TEST_P(PipelineOf, HasTheBitsOfOneRankWithReplicasInEveryStageOfZero) {
   RanksHarness harness(tiny_gpt2(2));
-  const Outcome one = harness.train_job({.ranks = in_fixed_order(), .adjust = in_bf16}).outcome;
+  const Outcome one = harness.train_job({.replicas = in_fixed_order(), .adjust = in_bf16}).outcome;
   for (const plan::Sharding sharding : kShardings) {
     const JobOutcome job = harness.train_job(
-        {.ranks = in_fixed_order(2, sharding), .adjust = in_bf16, .pipeline = GetParam()});
+        {.replicas = in_fixed_order(2, sharding), .adjust = in_bf16, .pipeline = GetParam()});
     EXPECT_TRUE(job.outcome == one) << static_cast<int>(sharding);
     EXPECT_EQ(job.sent, job.planned);
   }
 }
 
-/// State on disk, kept activations that wait on the host, and boundaries in each tier.
+/// State on disk, saved activations that wait on the host, and boundaries in each tier.
 void in_mixed_tiers(config::TrainOptions& options, config::StateHome boundaries) {
   in_bf16(options);
   options.checkpointing = config::Checkpointing::offload;
@@ -59,11 +60,11 @@ void in_mixed_tiers(config::TrainOptions& options, config::StateHome boundaries)
 TEST_P(PipelineOf, HasTheBitsOfOneRankWhereTiersAreMixed) {
   using enum config::StateHome;
   RanksHarness harness(tiny_llama(3));
-  const Outcome one = harness.train_job({.ranks = in_fixed_order(), .adjust = in_bf16}).outcome;
+  const Outcome one = harness.train_job({.replicas = in_fixed_order(), .adjust = in_bf16}).outcome;
   for (const config::StateHome boundaries : {device, host, nvme}) {
     const auto adjust = [=](auto& options) { in_mixed_tiers(options, boundaries); };
     const JobOutcome job =
-        harness.train_job({.ranks = in_fixed_order(), .adjust = adjust, .pipeline = GetParam()});
+        harness.train_job({.replicas = in_fixed_order(), .adjust = adjust, .pipeline = GetParam()});
     EXPECT_TRUE(job.outcome == one) << static_cast<int>(boundaries);
     EXPECT_EQ(job.sent, job.planned);
   }
@@ -80,14 +81,14 @@ INSTANTIATE_TEST_SUITE_P(
 /// What a pipeline has saved is loaded by another, and by ranks without one.
 TEST(Pipelines, GoOnFromWhatAnotherGridHasSaved) {
   RanksHarness harness(tiny_llama(3));
-  Job whole{.ranks = in_fixed_order(), .adjust = in_bf16};
+  Job whole{.replicas = in_fixed_order(), .adjust = in_bf16};
   const Outcome expected = harness.train_job(whole).outcome;
   struct Way {
     Job before, after;
   };
   using enum plan::Sharding;
   const auto job = [](std::uint32_t stages, std::uint32_t replicas, plan::Sharding sharding) {
-    return Job{.ranks = in_fixed_order(replicas, sharding),
+    return Job{.replicas = in_fixed_order(replicas, sharding),
                .adjust = in_bf16,
                .pipeline = {.stages = stages}};
   };
@@ -128,7 +129,7 @@ TEST(Pipelines, EvaluateAsOneRank) {
     const auto adjust = [=](auto& options) { options.activations = boundaries; };
     std::vector<double> losses(stages);
     each_stage(harness,
-               {.ranks = in_fixed_order(), .adjust = adjust, .pipeline = {.stages = stages}},
+               {.replicas = in_fixed_order(), .adjust = adjust, .pipeline = {.stages = stages}},
                [&](const RankOfJob& rank, Trainer& trainer) {
                  losses[rank.stage()] = trainer.evaluate(harness.tokens()).loss;
                });
@@ -143,17 +144,17 @@ TEST(Pipelines, EvaluateAsOneRank) {
 TEST(Pipelines, SaveEachBoundaryThatABackwardReadsOnce) {
   RanksHarness harness(tiny_gpt2(4));
   const auto adjust = [](auto& options) { options.activations = config::StateHome::nvme; };
-  const Job job{.ranks = in_fixed_order(), .adjust = adjust, .pipeline = {.stages = 3}};
+  const Job job{.replicas = in_fixed_order(), .adjust = adjust, .pipeline = {.stages = 3}};
   std::vector<Bytes> saved(3), loaded(3), spilled(3), fetched(3);
   Bytes one;
   each_stage(harness, job, [&](const RankOfJob& rank, Trainer& trainer) {
     Outcome outcome;
     harness.steps(trainer, options_of_job(job), 2, outcome);
     const OpActions& actions = trainer.actions();
-    saved[rank.stage()] = actions.moved(plan::kSaveActivation);
-    loaded[rank.stage()] = actions.moved(plan::kLoadActivation);
-    spilled[rank.stage()] = actions.moved(plan::kSpillActivation);
-    fetched[rank.stage()] = actions.moved(plan::kFetchActivation);
+    saved[rank.stage()] = actions.moved(plan::kSaveBoundary);
+    loaded[rank.stage()] = actions.moved(plan::kLoadBoundary);
+    spilled[rank.stage()] = actions.moved(plan::kSpillBoundary);
+    fetched[rank.stage()] = actions.moved(plan::kFetchBoundary);
     if (rank.stage() == 0) one = trainer.workload().boundary_bytes;
   });
   const auto sum = [](const std::vector<Bytes>& of) { return of[0] + of[1] + of[2]; };

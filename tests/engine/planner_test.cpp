@@ -50,7 +50,7 @@ const std::pair<const char*, Adjust> kAdjustments[] = {
        o.checkpointing = config::Checkpointing::recompute;
        o.prefetch = 2;
      }},
-    {"internals on the host",
+    {"saved activations on the host",
      [](config::TrainOptions& o) { o.checkpointing = config::Checkpointing::offload; }},
     {"in int8",
      [](config::TrainOptions& o) {
@@ -134,8 +134,8 @@ class PlanOnPaper : public testing::TestWithParam<GridCase> {
     config::TrainOptions options = request.options;
     options.tensor.index = place.part();
     resolve(options, config_);
-    plan::Ranks part = ranks_of(options, place.grid.replicas);
-    part.rank = place.replica();
+    plan::Replicas part = replicas_of(options, place.grid.replicas);
+    part.index = place.replica();
     FoundMachine machine(trained.plan);
     RankGroups on_paper(place);
     return plan_rank(config_, options, part, StageCut::chosen, machine, on_paper,

@@ -42,7 +42,7 @@ struct SavedJob {
 };
 
 struct Job {
-  plan::Ranks ranks{};  ///< of a stage
+  plan::Replicas replicas{};  ///< of a stage
   std::function<void(config::TrainOptions&)> adjust{};
   int steps = kSteps;
   config::PipelineOptions pipeline{};
@@ -92,7 +92,7 @@ inline void expect_close(const Outcome& actual, const Outcome& expected, double 
 }
 
 inline config::TrainOptions options_of_job(const Job& job) {
-  config::TrainOptions options = options_of_ranks(job.ranks.count, job.ranks.sums);
+  config::TrainOptions options = options_of_ranks(job.replicas.count, job.replicas.sums);
   options.pipeline = job.pipeline;
   options.tensor.ranks = job.tensor;
   options.tensor.sequence = job.sequence;
@@ -101,7 +101,7 @@ inline config::TrainOptions options_of_job(const Job& job) {
 }
 
 inline plan::Grid grid_of(const Job& job) {
-  return {.stages = job.pipeline.stages, .replicas = job.ranks.count, .tensor = job.tensor};
+  return {.stages = job.pipeline.stages, .replicas = job.replicas.count, .tensor = job.tensor};
 }
 
 /// A rank of a job, which has joined the others.
@@ -109,19 +109,19 @@ class RankOfJob {
  public:
   /// `options` become those of this rank.
   RankOfJob(const Job& job, comm::Communicator& self, config::TrainOptions& options)
-      : groups_(&self, grid_of(job)), of_stage_(job.ranks) {
-    of_stage_.rank = groups_.place().replica();
+      : groups_(&self, grid_of(job)), of_stage_(job.replicas) {
+    of_stage_.index = groups_.place().replica();
     options.tensor.index = groups_.place().part();
     groups_.join(of_stage_.secondary, join_gpus(groups_, options));
   }
 
   [[nodiscard]] RankGroups& groups() { return groups_; }
   [[nodiscard]] std::uint32_t stage() const { return groups_.place().stage(); }
-  [[nodiscard]] const plan::Ranks& of_stage() const { return of_stage_; }
+  [[nodiscard]] const plan::Replicas& of_stage() const { return of_stage_; }
 
  private:
   RankGroups groups_;
-  plan::Ranks of_stage_;
+  plan::Replicas of_stage_;
 };
 
 inline Bytes sent_in(const plan::StepPlan& plan, plan::RankGroup group) {
@@ -194,7 +194,7 @@ class RanksHarness : public TrainingHarness {
       return all;
     }
     // Every element is zero but on the rank that has it, or on the replicas that have it.
-    const bool whole = job.ranks.sharding == plan::Sharding::none;
+    const bool whole = job.replicas.sharding == plan::Sharding::none;
     for (std::uint32_t rank = 1; rank < grid.ranks(); ++rank) {
       if (whole && grid.replica_of(rank) > 0) continue;
       for (std::size_t i = 0; i < all.outcome.masters.size(); ++i) {
@@ -242,7 +242,7 @@ class RanksHarness : public TrainingHarness {
   static std::uint64_t trainer_sums(const Trainer& trainer, const plan::Grid& grid) {
     const plan::Workload& w = trainer.workload();
     const plan::Pools pools = plan::make_pools(w, trainer.placement());
-    const Bytes leaves = pools[static_cast<std::size_t>(plan::PoolKind::host_sums)].bytes();
+    const Bytes leaves = pools[static_cast<std::size_t>(plan::PoolKind::host_leaves)].bytes();
     const std::uint64_t of_blocks = (w.blocks.size() + 1) * sizeof(double);
     return leaves.value() * (grid.replicas - 1) + of_blocks * (grid.stages - 1 + (grid.tensor - 1));
   }

@@ -24,10 +24,10 @@ TEST_P(Ranks, HaveTheBitsOfOneInFixedOrder) {
       options.state_format = StateFormat::split;
     };
     const Outcome one =
-        harness.train_job({.ranks = {.sums = plan::SumOrder::fixed}, .adjust = bf16}).outcome;
+        harness.train_job({.replicas = {.sums = plan::SumOrder::fixed}, .adjust = bf16}).outcome;
     for (const plan::Sharding sharding : kShardings) {
       const JobOutcome job = harness.train_job(
-          {.ranks = {.count = GetParam(), .sharding = sharding, .sums = plan::SumOrder::fixed},
+          {.replicas = {.count = GetParam(), .sharding = sharding, .sums = plan::SumOrder::fixed},
            .adjust = bf16});
       EXPECT_TRUE(job.outcome == one) << static_cast<int>(sharding);
       EXPECT_EQ(job.sent, job.planned);
@@ -41,7 +41,7 @@ TEST_P(Ranks, HaveEqualLossesInEveryStage) {
   std::optional<Outcome> first;
   for (const plan::Sharding sharding : kShardings) {
     const JobOutcome job =
-        harness.train_job({.ranks = {.count = GetParam(), .sharding = sharding}});
+        harness.train_job({.replicas = {.count = GetParam(), .sharding = sharding}});
     if (!first) first = job.outcome;
     EXPECT_TRUE(job.outcome == *first) << static_cast<int>(sharding);
     EXPECT_EQ(job.sent, job.planned);
@@ -57,12 +57,12 @@ TEST(RanksOfANode, HaveTheSameBitsWithASecondCopyOfParameters) {
   for (const auto& config : {tiny_gpt2(2), tiny_llama(1)}) {
     for (const plan::SumOrder sums : {plan::SumOrder::fast, plan::SumOrder::fixed}) {
       RanksHarness harness(config);
-      plan::Ranks ranks{.count = 4, .sharding = plan::Sharding::parameters, .sums = sums};
+      plan::Replicas ranks{.count = 4, .sharding = plan::Sharding::parameters, .sums = sums};
       const auto bf16 = [](config::TrainOptions& options) { options.compute = DType::bf16; };
-      const Outcome without = harness.train_job({.ranks = ranks, .adjust = bf16}).outcome;
+      const Outcome without = harness.train_job({.replicas = ranks, .adjust = bf16}).outcome;
       for (const std::uint32_t node : {2U, 4U}) {
         ranks.secondary = node;
-        const JobOutcome job = harness.train_job({.ranks = ranks, .adjust = bf16});
+        const JobOutcome job = harness.train_job({.replicas = ranks, .adjust = bf16});
         EXPECT_TRUE(job.outcome == without) << node;
         EXPECT_EQ(job.sent, job.planned);
         EXPECT_EQ(job.sent_on_node, job.planned_on_node);
@@ -78,7 +78,8 @@ TEST(RanksInTheSteadyState, AllocateNothingAndOpenNothing) {
   if (!test_support::AllocationCounter::works()) GTEST_SKIP() << "a sanitizer owns operator new";
   RanksHarness harness(tiny_llama(1));
   std::vector<Job> jobs{{.pipeline = {.stages = 2}}, {.tensor = 2}};
-  for (const plan::Sharding s : kShardings) jobs.push_back({.ranks = {.count = 2, .sharding = s}});
+  for (const plan::Sharding s : kShardings)
+    jobs.push_back({.replicas = {.count = 2, .sharding = s}});
   for (const Job& job : jobs) {
     const std::filesystem::path run = harness.new_run();
     comm::ThreadGroup(2).run([&](comm::Communicator& self) {

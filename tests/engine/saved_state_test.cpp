@@ -23,8 +23,8 @@ struct Cut {
   std::uint64_t leaves = 2;  ///< of a tile
 };
 
-Job job_of(const plan::Ranks& ranks, const Cut& cut) {
-  return {.ranks = ranks, .adjust = [cut](config::TrainOptions& options) {
+Job job_of(const plan::Replicas& ranks, const Cut& cut) {
+  return {.replicas = ranks, .adjust = [cut](config::TrainOptions& options) {
             options.compute = DType::bf16;
             options.state_format = cut.format;
             options.state_home = cut.home;
@@ -32,7 +32,7 @@ Job job_of(const plan::Ranks& ranks, const Cut& cut) {
           }};
 }
 
-plan::Ranks fixed_order(std::uint32_t count, plan::Sharding sharding) {
+plan::Replicas fixed_order(std::uint32_t count, plan::Sharding sharding) {
   return {.count = count, .sharding = sharding, .sums = plan::SumOrder::fixed};
 }
 

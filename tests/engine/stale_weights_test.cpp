@@ -21,7 +21,7 @@ using config::PipelineSchedule;
 
 constexpr int kStaleSteps = 6;
 
-plan::Ranks in_fixed_order(std::uint32_t replicas = 1) {
+plan::Replicas in_fixed_order(std::uint32_t replicas = 1) {
   return {.count = replicas, .sums = plan::SumOrder::fixed};
 }
 
@@ -109,7 +109,7 @@ class StaleHarness : public RanksHarness {
   /// the head uses the embedding of the first stage if it is tied; 0: of PipeDream-2BW.
   [[nodiscard]] Outcome train_by_hand(void (*adjust)(config::TrainOptions&),
                                       std::uint32_t stages = 0) {
-    config::TrainOptions options = options_of_job({.ranks = in_fixed_order(), .adjust = adjust});
+    config::TrainOptions options = options_of_job({.replicas = in_fixed_order(), .adjust = adjust});
     options.residency = config::Residency::none;
     options.commits = false;
     ModelRuntime model = make_model_runtime(config(), options, products);
@@ -153,7 +153,7 @@ TEST(StaleWeights, AreThoseThatAreKeptByHand) {
     StaleHarness harness(config);
     const Outcome by_hand = harness.train_by_hand(in_bf16);
     for (const std::uint32_t stages : {2U, 3U, 4U}) {
-      const JobOutcome job = harness.train_job({.ranks = in_fixed_order(),
+      const JobOutcome job = harness.train_job({.replicas = in_fixed_order(),
                                                 .adjust = in_bf16,
                                                 .steps = kStaleSteps,
                                                 .pipeline = two_buffered(stages)});
@@ -162,7 +162,7 @@ TEST(StaleWeights, AreThoseThatAreKeptByHand) {
     }
     // Other mathematics: the first two steps have the same weights by definition.
     const Outcome flushed = harness
-                                .train_job({.ranks = in_fixed_order(),
+                                .train_job({.replicas = in_fixed_order(),
                                             .adjust = in_bf16,
                                             .steps = kStaleSteps,
                                             .pipeline = {.stages = 2}})
@@ -188,7 +188,7 @@ TEST(StaleWeights, AreStashedAsTheyAreKeptByHand) {
   for (const auto& config : {tiny_gpt2(2), tiny_llama(3)}) {
     StaleHarness harness(config);
     for (const std::uint32_t stages : {2U, 3U, 4U}) {
-      const JobOutcome job = harness.train_job({.ranks = in_fixed_order(),
+      const JobOutcome job = harness.train_job({.replicas = in_fixed_order(),
                                                 .adjust = each_in_bf16,
                                                 .steps = kStaleSteps,
                                                 .pipeline = stashing(stages)});
@@ -207,13 +207,13 @@ TEST(StaleWeights, AreStashedWhereTiersAreMixed) {
     options.state_home = config::StateHome::nvme;
   };
   const JobOutcome job = harness.train_job(
-      {.ranks = in_fixed_order(), .adjust = mix, .steps = kStaleSteps, .pipeline = stashing(4)});
+      {.replicas = in_fixed_order(), .adjust = mix, .steps = kStaleSteps, .pipeline = stashing(4)});
   EXPECT_TRUE(job.outcome == harness.train_by_hand(each_in_bf16, 4));
 }
 
 TEST(StaleWeights, AreTheSameWithReplicas) {
   StaleHarness harness(tiny_llama(3));
-  const JobOutcome job = harness.train_job({.ranks = in_fixed_order(2),
+  const JobOutcome job = harness.train_job({.replicas = in_fixed_order(2),
                                             .adjust = in_bf16,
                                             .steps = kStaleSteps,
                                             .pipeline = two_buffered(2)});
@@ -231,7 +231,7 @@ TEST(StaleWeights, AreTheSameWhereTiersAreMixed) {
       options.residency = config::Residency::none;
       options.state_home = home;
     };
-    const JobOutcome job = harness.train_job({.ranks = in_fixed_order(),
+    const JobOutcome job = harness.train_job({.replicas = in_fixed_order(),
                                               .adjust = mix,
                                               .steps = kStaleSteps,
                                               .pipeline = two_buffered(3)});
@@ -245,7 +245,7 @@ TEST(StaleWeights, AgeWhereAnUpdateIsSkipped) {
   const Outcome by_hand = harness.train_by_hand(in_fp16);
   ASSERT_FALSE(std::isfinite(by_hand.norms.front()));
   ASSERT_TRUE(std::isfinite(by_hand.norms[kStaleSteps - 2]));
-  const JobOutcome job = harness.train_job({.ranks = in_fixed_order(),
+  const JobOutcome job = harness.train_job({.replicas = in_fixed_order(),
                                             .adjust = in_fp16,
                                             .steps = kStaleSteps,
                                             .pipeline = two_buffered(2)});
@@ -270,14 +270,14 @@ TEST(StaleWeights, AreTheSameWhereStagesSeldomMeet) {
   for (const std::uint32_t every : {1U, 4U, 0U}) {
     PipelineOptions pipeline = two_buffered(3);
     pipeline.meet_every = every;
-    JobOutcome job = harness.train_job({.ranks = in_fixed_order(2),
+    JobOutcome job = harness.train_job({.replicas = in_fixed_order(2),
                                         .adjust = without_clipping,
                                         .steps = kStaleSteps,
                                         .pipeline = pipeline});
     EXPECT_TRUE(job.outcome == harness.train_by_hand(without_clipping)) << every;
     pipeline = stashing(4);
     pipeline.meet_every = every;
-    job = harness.train_job({.ranks = in_fixed_order(),
+    job = harness.train_job({.replicas = in_fixed_order(),
                              .adjust = each_without_clipping,
                              .steps = kStaleSteps,
                              .pipeline = pipeline});
@@ -301,7 +301,8 @@ template <class Between>
 Told told_by(RanksHarness& harness, const PipelineOptions& pipeline, std::uint64_t commit_every,
              const Between& between) {
   const bool each = pipeline.schedule == PipelineSchedule::pipedream;
-  Job job{.ranks = in_fixed_order(), .adjust = each ? each_in_bf16 : in_bf16, .pipeline = pipeline};
+  Job job{
+      .replicas = in_fixed_order(), .adjust = each ? each_in_bf16 : in_bf16, .pipeline = pipeline};
   if (pipeline.meet_every > 1) job.adjust = each ? each_without_clipping : without_clipping;
   Told told;
   const std::filesystem::path run = harness.new_run();
@@ -371,8 +372,8 @@ TEST(StaleWeights, LeaveBoundariesOnTheDevice) {
 TEST(StaleWeights, AreNotResumed) {
   RanksHarness harness(tiny_llama(2));
   const JobOutcome job = harness.train_job(
-      {.ranks = in_fixed_order(), .adjust = in_bf16, .pipeline = two_buffered(2)});
-  const Job again{.ranks = in_fixed_order(), .adjust = in_bf16, .pipeline = two_buffered(2)};
+      {.replicas = in_fixed_order(), .adjust = in_bf16, .pipeline = two_buffered(2)});
+  const Job again{.replicas = in_fixed_order(), .adjust = in_bf16, .pipeline = two_buffered(2)};
   comm::ThreadGroup(2).run([&](comm::Communicator& self) {
     config::TrainOptions options = options_of_job(again);
     RankOfJob rank(again, self, options);

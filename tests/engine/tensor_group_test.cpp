@@ -45,8 +45,8 @@ std::vector<model::ModelConfig> models() {
   return {uneven_gpt2(), uneven_llama(), mistral, qwen2, uneven_qwen3()};
 }
 
-plan::Ranks replicas(std::uint32_t count = 1, plan::Sharding sharding = plan::Sharding::none,
-                     plan::SumOrder sums = plan::SumOrder::fast) {
+plan::Replicas replicas(std::uint32_t count = 1, plan::Sharding sharding = plan::Sharding::none,
+                        plan::SumOrder sums = plan::SumOrder::fast) {
   return {.count = count, .sharding = sharding, .sums = sums};
 }
 
@@ -61,7 +61,8 @@ constexpr std::uint32_t kFewMicroBatches = 4;
 
 /// A job with so many micro-batches, each a round where sums have one order.
 Job with_few(Job job) {
-  job.adjust = [adjust = std::move(job.adjust), ranks = job.ranks](config::TrainOptions& options) {
+  job.adjust = [adjust = std::move(job.adjust),
+                ranks = job.replicas](config::TrainOptions& options) {
     options.gradient_accumulation_steps = kFewMicroBatches / ranks.count;
     const bool fixed = ranks.sums == plan::SumOrder::fixed;
     options.rounds = fixed ? options.gradient_accumulation_steps : 1;
@@ -75,17 +76,17 @@ void in_bf16(config::TrainOptions& options) {
   options.state_format = StateFormat::split;
 }
 
-Job of_group(std::uint32_t tensor) { return with_few({.ranks = replicas(), .tensor = tensor}); }
+Job of_group(std::uint32_t tensor) { return with_few({.replicas = replicas(), .tensor = tensor}); }
 
 /// The ranks share out the tokens of a micro-batch, of which there are 16.
 Job by_tokens(std::uint32_t tensor) {
-  return with_few({.ranks = replicas(), .tensor = tensor, .sequence = true});
+  return with_few({.replicas = replicas(), .tensor = tensor, .sequence = true});
 }
 
 TEST(TensorGroups, TrainAsOneRank) {
   for (const auto& config : models()) {
     RanksHarness harness(config);
-    const Outcome one = harness.train_job(with_few({.ranks = replicas()})).outcome;
+    const Outcome one = harness.train_job(with_few({.replicas = replicas()})).outcome;
     for (const Job& group : {of_group(2), of_group(3), by_tokens(2)}) {
       SCOPED_TRACE(testing::Message() << name_of(config.family) << " on " << group.tensor
                                       << " by tokens " << group.sequence);
@@ -102,7 +103,7 @@ TEST(TensorGroups, OfFourTrainAsOneRank) {
   config.heads = 10;
   config.kv_heads = 5;  // one rank has two of them
   RanksHarness harness(config);
-  const Outcome one = harness.train_job(with_few({.ranks = replicas()})).outcome;
+  const Outcome one = harness.train_job(with_few({.replicas = replicas()})).outcome;
   for (const Job& group : {of_group(4), by_tokens(4)}) {
     SCOPED_TRACE(testing::Message() << "by tokens " << group.sequence);
     const JobOutcome job = harness.train_job(group);
@@ -119,7 +120,7 @@ TEST(TensorGroups, OfMoreRanksThanKeyHeadsTrainAsOneRank) {
     config.kv_heads = kv_heads;
     config.qkv_bias = true;
     RanksHarness harness(config);
-    const Outcome one = harness.train_job(with_few({.ranks = replicas()})).outcome;
+    const Outcome one = harness.train_job(with_few({.replicas = replicas()})).outcome;
     for (const Job& group : {of_group(4), by_tokens(4)}) {
       SCOPED_TRACE(testing::Message() << kv_heads << " by tokens " << group.sequence);
       const JobOutcome job = harness.train_job(group);
@@ -132,7 +133,7 @@ TEST(TensorGroups, OfMoreRanksThanKeyHeadsTrainAsOneRank) {
         options.state_home = home;
       };
       return harness
-          .train_job(with_few({.ranks = replicas(count, sharding, plan::SumOrder::fixed),
+          .train_job(with_few({.replicas = replicas(count, sharding, plan::SumOrder::fixed),
                                .adjust = adjust,
                                .tensor = 4}))
           .outcome;
@@ -153,8 +154,8 @@ TEST_P(TensorGroupsOf, HaveTheSameBitsInEveryTier) {
     in_bf16(options);
     options.rounds = 2;
   };
-  const Job job =
-      with_few({.ranks = replicas(), .adjust = in_two_rounds, .tensor = 2, .sequence = GetParam()});
+  const Job job = with_few(
+      {.replicas = replicas(), .adjust = in_two_rounds, .tensor = 2, .sequence = GetParam()});
   const Outcome expected = harness.train_job(job).outcome;
   const auto with = [&](const std::function<void(config::TrainOptions&)>& change) {
     Job other = job;
@@ -191,7 +192,7 @@ TEST_P(TensorGroupsOf, HaveTheSameBitsOnEveryGrid) {
     using enum plan::Sharding;
     const auto train = [&](const GridCase& c) {
       return harness.train_job(
-          with_few({.ranks = replicas(c.replicas, c.sharding, plan::SumOrder::fixed),
+          with_few({.replicas = replicas(c.replicas, c.sharding, plan::SumOrder::fixed),
                     .adjust =
                         [&](config::TrainOptions& options) {
                           in_bf16(options);
@@ -221,7 +222,7 @@ INSTANTIATE_TEST_SUITE_P(Tokens, TensorGroupsOf, testing::Bool());
 TEST(TensorGroups, GoOnFromWhatAnotherGridHasSaved) {
   RanksHarness harness(uneven_qwen3());
   const auto job = [](std::uint32_t tensor, std::uint32_t count, std::uint32_t stages) {
-    return with_few({.ranks = replicas(count, plan::Sharding::state, plan::SumOrder::fixed),
+    return with_few({.replicas = replicas(count, plan::Sharding::state, plan::SumOrder::fixed),
                      .pipeline = {.stages = stages},
                      .tensor = tensor});
   };
@@ -254,7 +255,7 @@ TEST(TensorGroups, TrainOnStaleWeightsAsWithoutAGroup) {
        {PipelineSchedule::pipedream, PipelineSchedule::pipedream_2bw}) {
     SCOPED_TRACE(static_cast<int>(schedule));
     RanksHarness harness(uneven_gpt2());
-    Job job = with_few({.ranks = replicas(),
+    Job job = with_few({.replicas = replicas(),
                         .adjust =
                             [schedule](config::TrainOptions& options) {
                               if (schedule == PipelineSchedule::pipedream) {

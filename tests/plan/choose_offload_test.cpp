@@ -1,10 +1,10 @@
-// The choice of a placement whose kept activations wait on the host where the device is too small.
+// The choice of a placement whose saved activations wait on the host where the device is too small.
 #include <gtest/gtest.h>
 
 #include <vector>
 
 #include "runtime/base/error.hpp"
-#include "runtime/plan/placement/internals.hpp"
+#include "runtime/plan/placement/saved_activations.hpp"
 #include "runtime/plan/step/step_builder.hpp"
 #include "tests/plan/choose_helpers.hpp"
 #include "tests/plan/plan_helpers.hpp"
@@ -79,10 +79,10 @@ TEST(ChooseOffloadProperty, FitsAndCanBeBuilt) {
     const auto* placement = std::get_if<Placement>(&choice);
     if (placement == nullptr) continue;
     ++placed;
-    away += offloaded_internals(workload, *placement) > Bytes{} ? 1 : 0;
+    away += offloaded_saved_activations(workload, *placement) > Bytes{} ? 1 : 0;
     expect_honoured(workload, *placement, budgets, request);
-    EXPECT_EQ(bytes_moved(build_training_step(workload, *placement), kSaveInternals),
-              internals_traffic(workload, *placement).saved);
+    EXPECT_EQ(bytes_moved(build_training_step(workload, *placement), kSaveActivations),
+              saved_activations_traffic(workload, *placement).saved);
     EXPECT_TRUE(!placement->any_saved(Tier::nvme) || request.offload_to == Tier::nvme);
     EXPECT_TRUE(!placement->any_saved(Tier::host) || request.offload_to == Tier::host);
     (void)build_evaluation(workload, *placement);

@@ -21,7 +21,7 @@ class GroupMeaning {
   [[nodiscard]] Value here(ValueKind kind, std::uint32_t of, std::uint32_t part = 0) const {
     return {kind, of, op_.micro_batch, op_.round, part};
   }
-  void input() { reads(here(ValueKind::activation, op_.block - 1)); }
+  void input() { reads(here(ValueKind::boundary, op_.block - 1)); }
   void scratch() { writes({}); }
   [[nodiscard]] bool kept() const { return p_.blocks[op_.block].saved.has_value(); }
   [[nodiscard]] bool by_tokens() const { return w_.tensor.sequence; }
@@ -46,7 +46,7 @@ class GroupMeaning {
                     sum_after(writers_of_gradient(w_, op_.block)));
     }
     const OpKind sum = by_tokens() ? OpKind::reduce_scatter : OpKind::all_reduce;
-    if (op_.kind == sum && (what == ValueKind::activation || what == ValueKind::between_tiles)) {
+    if (op_.kind == sum && (what == ValueKind::boundary || what == ValueKind::between_tiles)) {
       return passes(here(what, op_.block, kAddend), here(what, op_.block));
     }
     if (op_.kind != OpKind::all_gather) return;  // no needs: what it declares is wrong
@@ -57,8 +57,8 @@ class GroupMeaning {
     if (what == ValueKind::normal) {
       return passes(here(what, op_.block, kShard), here(what, op_.block));
     }
-    passes(here(ValueKind::activation_gradient, op_.block),
-           here(ValueKind::activation_gradient, op_.block, kGathered));
+    passes(here(ValueKind::boundary_gradient, op_.block),
+           here(ValueKind::boundary_gradient, op_.block, kGathered));
   }
 
   /// The passes of a micro-batch through a block in their order: the norm of its own tokens, where
@@ -80,8 +80,8 @@ class GroupMeaning {
     } else if (pass == finish) {
       input();
       reads(here(ValueKind::between_tiles, op_.block));
-      if (!head) reads(here(ValueKind::activation_gradient, op_.block));
-      writes(here(ValueKind::activation_gradient, op_.block - 1));
+      if (!head) reads(here(ValueKind::boundary_gradient, op_.block));
+      writes(here(ValueKind::boundary_gradient, op_.block - 1));
       reads(sum_after(w_.micro_batches + op_.micro_batch));
       writes(sum_after(w_.micro_batches + op_.micro_batch + 1));
     } else {
@@ -107,7 +107,7 @@ class GroupMeaning {
         input();  // the residual
         read_rows();
       }
-      writes(here(ValueKind::activation, op_.block, kAddend));
+      writes(here(ValueKind::boundary, op_.block, kAddend));
       if (kept() && training_) writes(here(ValueKind::saved, op_.block));
       return;
     }
@@ -120,7 +120,7 @@ class GroupMeaning {
       if (!training_) return;
       if (w_.tied_head) writes({ValueKind::tied_gradient_sum, 0, 0, op_.round});
     } else {
-      reads(here(ValueKind::activation_gradient, op_.block, by_tokens() ? kGathered : 0));
+      reads(here(ValueKind::boundary_gradient, op_.block, by_tokens() ? kGathered : 0));
     }
     sum_gradient();
     if (op_.block == 0) return reads(here(ValueKind::tokens, 0));

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "runtime/plan/placement/boundaries.hpp"
-#include "runtime/plan/placement/internals.hpp"
+#include "runtime/plan/placement/saved_activations.hpp"
 #include "runtime/plan/predict/simulator.hpp"
 #include "runtime/plan/step/step_builder.hpp"
 #include "tests/plan/expect_correct.hpp"
@@ -24,7 +24,7 @@ Placement boundaries_on(const Workload& workload, Tier tier) {
   return placement;
 }
 
-Placement internals_on(const Workload& workload, Tier tier) {
+Placement saved_activations_on(const Workload& workload, Tier tier) {
   Placement placement = uniform_placement(workload, {.parameters = Tier::device, .saved = tier});
   placement.saved_slots = 2;
   placement.saved_staging = 2;
@@ -32,7 +32,7 @@ Placement internals_on(const Workload& workload, Tier tier) {
 }
 
 Placement offloaded(const Workload& workload, std::uint32_t slots) {
-  Placement placement = internals_on(workload, Tier::host);
+  Placement placement = saved_activations_on(workload, Tier::host);
   placement.saved_slots = slots;
   return placement;
 }
@@ -47,21 +47,21 @@ struct Leaving {
 };
 
 const Leaving kBoundaries{
-    .what = ValueKind::activation,
-    .copies = {"save_activation", "load_activation", "spill_activation", "fetch_activation"},
+    .what = ValueKind::boundary,
+    .copies = {"save_boundary", "load_boundary", "spill_boundary", "fetch_boundary"},
     .place = &RandomCases::place_boundaries,
     .all_on = boundaries_on,
     .traffic = [](const Workload& workload, const Placement& placement) {
       const BoundaryTraffic traffic = boundary_traffic(workload, placement);
       return std::pair(traffic.saved, traffic.spilled);
     }};
-const Leaving kInternals{
+const Leaving kSavedActivations{
     .what = ValueKind::saved,
-    .copies = {"save_internals", "load_internals", "spill_internals", "fetch_internals"},
-    .place = &RandomCases::offload_internals,
-    .all_on = internals_on,
+    .copies = {"save_activations", "load_activations", "spill_activations", "fetch_activations"},
+    .place = &RandomCases::offload_saved_activations,
+    .all_on = saved_activations_on,
     .traffic = [](const Workload& workload, const Placement& placement) {
-      const InternalsTraffic traffic = internals_traffic(workload, placement);
+      const SavedActivationsTraffic traffic = saved_activations_traffic(workload, placement);
       return std::pair(traffic.saved, traffic.spilled);
     }};
 
@@ -87,7 +87,7 @@ class Activations : public testing::TestWithParam<Leaving> {
 };
 
 INSTANTIATE_TEST_SUITE_P(Boundaries, Activations, testing::Values(kBoundaries));
-INSTANTIATE_TEST_SUITE_P(Internals, Activations, testing::Values(kInternals));
+INSTANTIATE_TEST_SUITE_P(Saved, Activations, testing::Values(kSavedActivations));
 
 TEST_P(Activations, MoveWhatTheFormulaSays) {
   RandomCases cases(property_seed());
@@ -143,13 +143,14 @@ TEST(Boundaries, PrintTheirWayAsTheGoldenFile) {
                 to_text(build_training_step(workload, placement)));
 }
 
-TEST(Internals, PrintTheirWayAsTheGoldenFile) {
+TEST(SavedActivations, PrintTheirWayAsTheGoldenFile) {
   Workload workload = small_workload();
   workload.micro_batches = 3;
   Placement placement = offloaded(workload, 2);
   placement.saved_staging = 0;
   placement.blocks[2].saved = Tier::device;
-  expect_golden("step_offloaded_internals.txt", to_text(build_training_step(workload, placement)));
+  expect_golden("step_offloaded_saved_activations.txt",
+                to_text(build_training_step(workload, placement)));
 }
 
 TEST(Boundaries, CrossTheLinkOnceEachWay) {
@@ -163,18 +164,18 @@ TEST(Boundaries, CrossTheLinkOnceEachWay) {
   EXPECT_LE(once * 2U, workload.boundary_bytes * (2ULL * (5 * 5 - 3) * 3));
 }
 
-TEST(Internals, CrossTheLinkOnceEachWayForEveryMicroBatch) {
+TEST(SavedActivations, CrossTheLinkOnceEachWayForEveryMicroBatch) {
   Workload workload = small_workload();
   workload.micro_batches = 5;
   workload.rounds = 2;
   // Two layers of 1000 bytes; the embedding and the head save nothing.
   Placement placement = offloaded(workload, 2);
-  EXPECT_EQ(internals_traffic(workload, placement).saved, Bytes{2 * 1000 * 5 * 2});
-  EXPECT_EQ(internals_traffic(workload, placement).spilled, Bytes{});
+  EXPECT_EQ(saved_activations_traffic(workload, placement).saved, Bytes{2 * 1000 * 5 * 2});
+  EXPECT_EQ(saved_activations_traffic(workload, placement).spilled, Bytes{});
   // On the disk they take whole pages.
   placement.blocks[1].saved = Tier::nvme;
-  EXPECT_EQ(internals_traffic(workload, placement).saved, Bytes{2 * 1000 * 5 * 2});
-  EXPECT_EQ(internals_traffic(workload, placement).spilled, Bytes{4096 * 5 * 2});
+  EXPECT_EQ(saved_activations_traffic(workload, placement).saved, Bytes{2 * 1000 * 5 * 2});
+  EXPECT_EQ(saved_activations_traffic(workload, placement).spilled, Bytes{4096 * 5 * 2});
 }
 
 TEST(Boundaries, TheLastStagesOfAStepUseEverySlot) {
@@ -184,14 +185,14 @@ TEST(Boundaries, TheLastStagesOfAStepUseEverySlot) {
   std::map<std::uint32_t, int> used;
   const StepPlan plan = build_training_step(workload, placement);
   for (const Op& op : plan.ops) {
-    if (is_copy(op, kLoadActivation)) ++used[written_by(plan, op).first];
+    if (is_copy(op, kLoadBoundary)) ++used[written_by(plan, op).first];
   }
   EXPECT_EQ(device_boundary_slots(workload, placement), 12U);
   EXPECT_GE(used.size(), 4U);
   for (const auto& [slot, times] : used) EXPECT_LT(slot, 12U);
 }
 
-TEST(Internals, UseTheirSlotsInTurnAndRecomputeNothing) {
+TEST(SavedActivations, UseTheirSlotsInTurnAndRecomputeNothing) {
   Workload workload = small_workload();
   workload.micro_batches = 4;
   std::map<std::uint32_t, int> used;
@@ -200,7 +201,7 @@ TEST(Internals, UseTheirSlotsInTurnAndRecomputeNothing) {
     if (op.kind == OpKind::backward) {
       EXPECT_EQ(op.flops, workload.blocks[op.block].backward_flops);
     }
-    for (const auto slot : used_of(plan, op, PoolKind::kept_activation_slots)) ++used[slot];
+    for (const auto slot : used_of(plan, op, PoolKind::saved_activation_slots)) ++used[slot];
   }
   // Two layers of four micro-batches take a slot for forward and save, and for load and backward:
   // 16 times, in turn.
@@ -252,7 +253,7 @@ struct TimedLayers : Timed {
   }
 };
 
-TEST(Internals, TwoSlotsHideALinkThatKeepsUp) {
+TEST(SavedActivations, TwoSlotsHideALinkThatKeepsUp) {
   TimedLayers timed;
   const double compute = 16 * 2 * 2 * 1e-3;
   // Not hidden: the last save, which the first load waits for, and that load, 0.8 ms each.
@@ -262,7 +263,7 @@ TEST(Internals, TwoSlotsHideALinkThatKeepsUp) {
   EXPECT_GT(timed.seconds(recomputed, 0.8e-3), compute * 1.49);
 }
 
-TEST(Internals, ASlowLinkIsWhatTheStepWaitsFor) {
+TEST(SavedActivations, ASlowLinkIsWhatTheStepWaitsFor) {
   TimedLayers timed;
   // Every micro-batch of two layers crosses it down, then up: 2 ms each.
   const double link = 16 * 2 * 2 * 2e-3;

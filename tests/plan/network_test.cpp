@@ -17,7 +17,7 @@ namespace {
 Workload even_blocks(Sharding sharding) {
   Workload workload = small_workload();
   workload.compute = DType::bf16;
-  workload.ranks = {.count = 2, .rank = 0, .sharding = sharding};
+  workload.replicas = {.count = 2, .index = 0, .sharding = sharding};
   for (BlockShape& block : workload.blocks) {
     block.parameters = ElementCount{2 * kLeafParameters};
     block.forward_flops = 1;
@@ -147,7 +147,7 @@ TEST(FastestOverANetwork, KeepsToTheDistanceThatWasAskedFor) {
 
 TEST(FastestOverANetwork, LeavesTheSlotsOfOneRankAlone) {
   Workload w = even_blocks(Sharding::parameters);
-  w.ranks = {};
+  w.replicas = {};
   const PlannedStep step = fastest(w, kUnlimited, kRequest, 2);
   EXPECT_EQ(step.placement.parameter_slots, 2U);
   EXPECT_EQ(step.simulated, 1U);

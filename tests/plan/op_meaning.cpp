@@ -76,21 +76,21 @@ class Meaning {
 
   /// What this rank has of a block that the ranks have a part of each.
   [[nodiscard]] Value own_parameters() const {
-    const bool parts = w_.ranks.count > 1 && w_.ranks.sharding != Sharding::none;
+    const bool parts = w_.replicas.count > 1 && w_.replicas.sharding != Sharding::none;
     return {ValueKind::parameters, op_.block, 0, 0, parts ? kShard : 0};
   }
   [[nodiscard]] Value own_gradient() const {
-    return {ValueKind::gradient, op_.block, 0, op_.round, w_.ranks.count > 1 ? kShard : 0};
+    return {ValueKind::gradient, op_.block, 0, op_.round, w_.replicas.count > 1 ? kShard : 0};
   }
   /// Parameters pass between ranks where each has a part, by all_gather; gradients always do.
   void collective() {
-    const bool parts = w_.ranks.sharding != Sharding::none;
+    const bool parts = w_.replicas.sharding != Sharding::none;
     if (op_.kind == OpKind::all_gather && parts) {
       reads(op_.group == RankGroup::node ? Value{ValueKind::parameters, op_.block, 0, 0, kSecondary}
                                          : own_parameters());
       return writes({ValueKind::parameters, op_.block});
     }
-    const bool one_by_one = w_.ranks.sums == SumOrder::fixed;
+    const bool one_by_one = w_.replicas.sums == SumOrder::fixed;
     const OpKind meant = parts ? (one_by_one ? OpKind::all_to_all : OpKind::reduce_scatter)
                                : (one_by_one ? OpKind::all_gather : OpKind::all_reduce);
     if (op_.kind != meant) return;  // no needs: what it declares is wrong
@@ -110,7 +110,7 @@ class Meaning {
       return;
     }
     const bool forward = sends ? w_.runs(op_.block) : !w_.runs(op_.block);
-    const ValueKind kind = forward ? ValueKind::activation : ValueKind::activation_gradient;
+    const ValueKind kind = forward ? ValueKind::boundary : ValueKind::boundary_gradient;
     needs_.insert({here(kind, op_.block), !sends});
   }
 
@@ -130,7 +130,7 @@ class Meaning {
     reads(weights_of(op_.block));
     if (w_.tiled) reads({ValueKind::parameters, 0});
   }
-  void input() { reads(here(ValueKind::activation, layer() - 1, tiles_of(layer() - 1) - 1)); }
+  void input() { reads(here(ValueKind::boundary, layer() - 1, tiles_of(layer() - 1) - 1)); }
   void scratch() { writes({}); }
   void sum_gradient() {
     const std::uint32_t m = op_.micro_batch;
@@ -156,7 +156,7 @@ class Meaning {
       reads(here(ValueKind::tokens, 0));
       if (part() == 0) writes(here(ValueKind::tokens, 0));
     }
-    if (!again) writes(here(ValueKind::activation, layer(), part()));
+    if (!again) writes(here(ValueKind::boundary, layer(), part()));
     const bool saves = w_.tiled ? layer() > 0 : kept() && training_;
     if (saves && part() > 0) reads(here(ValueKind::saved, layer(), part() - 1));
     if (saves) writes(here(ValueKind::saved, layer(), part()));
@@ -173,16 +173,16 @@ class Meaning {
         reads(here(ValueKind::saved, layer(), last));
       } else {
         writes(here(ValueKind::saved, layer()));
-        writes(here(ValueKind::activation, layer()));
+        writes(here(ValueKind::boundary, layer()));
       }
       if (w_.tiled) go_on_from_the_tile_behind(layer());
       sum_vectors();
     } else {
       reads(here(ValueKind::tokens, 0));
     }
-    reads(here(ValueKind::activation_gradient, layer()));
+    reads(here(ValueKind::boundary_gradient, layer()));
     const bool ends = layer() > 0 && part() == 0;
-    writes(here(ValueKind::activation_gradient, ends ? layer() - 1 : layer()));
+    writes(here(ValueKind::boundary_gradient, ends ? layer() - 1 : layer()));
     sum_gradient();
     scratch();
   }
@@ -195,7 +195,7 @@ class Meaning {
     const std::uint32_t tied = alone ? 0 : op_.block;
     parameters();
     if (w_.tied_head) reads(weights_of(tied));
-    reads(here(ValueKind::activation, head - 1, tiles_of(head - 1) - 1));
+    reads(here(ValueKind::boundary, head - 1, tiles_of(head - 1) - 1));
     reads(here(ValueKind::tokens, 0));
     if (!w_.runs(0)) writes(here(ValueKind::tokens, 0));
     const bool scans = w_.tiled && !with_gradient;
@@ -209,7 +209,7 @@ class Meaning {
     if (scans || !w_.tiled) writes(here(ValueKind::loss, 0));
     scratch();
     if (!with_gradient) return;
-    writes(here(ValueKind::activation_gradient, head - 1));
+    writes(here(ValueKind::boundary_gradient, head - 1));
     if (alone) sum_gradient();
     sum_vectors();
     if (w_.tied_head) writes({ValueKind::tied_gradient_sum, tied, 0, op_.round});
@@ -280,7 +280,7 @@ std::string wrong_copy(const StepPlan& plan, const Op& op, const RunOf& run) {
   for (const Access& access : plan.accesses_of(op)) {
     Value value = access.value;
     if (value.kind == ValueKind::gradient) {
-      if (value.part != (run.workload.ranks.count > 1 ? kShard : 0)) return "ranks are left out";
+      if (value.part != (run.workload.replicas.count > 1 ? kShard : 0)) return "ranks are left out";
       value.kind = ValueKind::total_gradient;
       value.part = 0;
     }

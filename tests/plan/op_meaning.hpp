@@ -13,7 +13,7 @@ namespace spillway::plan {
 struct RunOf {
   const Workload& workload;
   const Placement& placement;
-  bool training = true;  ///< a backward follows: kept activations are saved
+  bool training = true;  ///< a backward follows: saved activations are saved
 };
 
 /// Returns nothing, or names the first op that reads or writes other values than its kind, block,

@@ -9,8 +9,8 @@ namespace {
 Tier named_tier(PoolKind pool) {
   const std::string_view name = name_of(pool);
   if (name.starts_with("disk_")) return Tier::nvme;
-  for (const char* host : {"host_", "landing_", "gathered_sums", "state_staging", "checksums",
-                           "boundary_staging", "kept_staging", "secondary_"}) {
+  for (const char* host : {"host_", "landing_", "gathered_leaves", "state_staging", "checksums",
+                           "boundary_staging", "saved_activation_staging", "secondary_"}) {
     if (name.starts_with(host)) return Tier::host;
   }
   return Tier::device;
@@ -48,7 +48,7 @@ bool is_by_tile(PoolKind pool) {
     case PoolKind::host_parameters:
     case PoolKind::host_state:
     case PoolKind::checksums:
-    case PoolKind::host_sums:
+    case PoolKind::host_leaves:
     case PoolKind::disk_state: return true;
     default: return false;
   }
@@ -95,11 +95,11 @@ std::string wrong_place(const Access& access, const RunOf& run, const std::vecto
       break;
     case PoolKind::whole_parameters:
       fits = run.placement.blocks[at.first].resident() && at.first == value.of &&
-             w.ranks.sharding == Sharding::state;
+             w.replicas.sharding == Sharding::state;
       break;
     case PoolKind::secondary_parameters:
-      fits =
-          at.first == value.of && w.ranks.secondary > 1 && w.ranks.sharding == Sharding::parameters;
+      fits = at.first == value.of && w.replicas.secondary > 1 &&
+             w.replicas.sharding == Sharding::parameters;
       break;
     case PoolKind::host_parameters:
       fits =
@@ -118,9 +118,9 @@ std::string wrong_place(const Access& access, const RunOf& run, const std::vecto
       fits = at.first == place_in_flight(w, value.of, value) && tier == named_tier(at.pool);
       break;
     }
-    case PoolKind::kept_activations:
-    case PoolKind::host_kept_activations:
-    case PoolKind::disk_kept_activations: {
+    case PoolKind::saved_activations:
+    case PoolKind::host_saved_activations:
+    case PoolKind::disk_saved_activations: {
       const std::uint32_t first = w.tiled ? w.first_block(value.of) : value.of;
       const bool empty = w.blocks[first].saved_bytes == Bytes{};
       const std::optional<Tier> saved = run.placement.blocks[first].saved;

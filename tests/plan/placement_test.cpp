@@ -92,7 +92,7 @@ TEST(UsedPools, OfOneLayerAreThoseOfOneLayer) {
   const Table device{{"resident parameters", 2 * kLeaf * 4},
                      {"gradient accumulators", 3 * kLeaf * 4},
                      {"boundary slots", 2 * 256},
-                     {"kept activations", 1000},
+                     {"saved activations", 1000},
                      {"operator workspace", 512}};
   EXPECT_EQ(lines_of(used_by(layer, make_pools(workload, placement)), Tier::device), device);
 }
@@ -113,7 +113,7 @@ TEST(MemoryItems, OfTiedBf16InTwoRoundsPartlyResidentStateOnNvme) {
                      {"tied accumulator", (3 * kLeaf - 1) * 4},
                      {"boundary activations", 256 * 3 * 3},
                      {"boundary gradients", 256 * 3},
-                     {"kept activations", 1000 * 3},
+                     {"saved activations", 1000 * 3},
                      {"recomputation scratch", 1000},
                      {"operator workspace", 512},
                      {"token ids", 64 * 3},
@@ -160,7 +160,7 @@ TEST(MemoryItems, OfDeviceOnlyFp16) {
                      {"gradient norm leaves", 8 * 8},
                      {"boundary activations", 256 * 3},
                      {"boundary gradients", 256},
-                     {"kept activations", 2 * 1000},
+                     {"saved activations", 2 * 1000},
                      {"operator workspace", 512},
                      {"token ids", 64},
                      {"loss sums", 8}};
@@ -177,7 +177,7 @@ TEST(MemoryItems, OfKeptActivationsOnTheHost) {
   const auto lines = [&](const Placement& placement, Tier tier) {
     Table found;
     for (const char* what :
-         {"kept activations", "kept activation slots", "recomputation scratch"}) {
+         {"saved activations", "saved activation slots", "recomputation scratch"}) {
       const Table all = table(workload, placement, tier);
       if (all.count(what) > 0) found[what] = all.at(what);
     }
@@ -185,15 +185,15 @@ TEST(MemoryItems, OfKeptActivationsOnTheHost) {
   };
   Placement placement = uniform_placement(workload, {.saved = Tier::host});
   placement.saved_slots = 4;
-  EXPECT_EQ(lines(placement, Tier::device), (Table{{"kept activation slots", 4 * 1000}}));
-  EXPECT_EQ(lines(placement, Tier::host), (Table{{"kept activations", 1700 * 3}}));
+  EXPECT_EQ(lines(placement, Tier::device), (Table{{"saved activation slots", 4 * 1000}}));
+  EXPECT_EQ(lines(placement, Tier::host), (Table{{"saved activations", 1700 * 3}}));
   placement.blocks[2].saved = Tier::device;
   EXPECT_EQ(lines(placement, Tier::device),
-            (Table{{"kept activation slots", 4 * 700}, {"kept activations", 1000 * 3}}));
-  EXPECT_EQ(lines(placement, Tier::host), (Table{{"kept activations", 700 * 3}}));
+            (Table{{"saved activation slots", 4 * 700}, {"saved activations", 1000 * 3}}));
+  EXPECT_EQ(lines(placement, Tier::host), (Table{{"saved activations", 700 * 3}}));
   placement.blocks[2].saved.reset();
   EXPECT_EQ(lines(placement, Tier::device),
-            (Table{{"kept activation slots", 4 * 700}, {"recomputation scratch", 1000}}));
+            (Table{{"saved activation slots", 4 * 700}, {"recomputation scratch", 1000}}));
   EXPECT_EQ(lines(placement, Tier::nvme), Table{});
 }
 

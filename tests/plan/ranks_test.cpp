@@ -16,10 +16,10 @@ namespace {
 
 constexpr BlockCut kResident{.parameters = Tier::device, .saved = Tier::device};
 
-Workload of_ranks(const Ranks& ranks) {
+Workload of_ranks(const Replicas& ranks) {
   Workload workload = small_workload();
   workload.compute = DType::bf16;
-  workload.ranks = ranks;
+  workload.replicas = ranks;
   pad_for_ranks(workload);
   return workload;
 }
@@ -60,11 +60,11 @@ TEST(StepsOfRanks, WaitForNothingThatOrdersNothing) {
 }
 
 TEST(StepsOfRanks, PrintAsTheGoldenFiles) {
-  const Workload gathered = of_ranks({.count = 2, .rank = 1, .sharding = Sharding::parameters});
+  const Workload gathered = of_ranks({.count = 2, .index = 1, .sharding = Sharding::parameters});
   expect_golden("step_of_ranks_gathered.txt",
                 to_text(build_training_step(gathered, placement_of(gathered))));
   const Workload shared =
-      of_ranks({.count = 2, .rank = 0, .sharding = Sharding::state, .sums = SumOrder::fixed});
+      of_ranks({.count = 2, .index = 0, .sharding = Sharding::state, .sums = SumOrder::fixed});
   expect_golden("step_of_ranks_fixed_sums.txt",
                 to_text(build_training_step(shared, placement_of(shared))));
 }
@@ -75,7 +75,7 @@ TEST(StepsOfRanks, PrintAsTheGoldenFiles) {
 TEST(StepsOfRanks, SendWhatTheStagesOfZeroSend) {
   for (const std::uint32_t count : {2U, 3U, 8U}) {
     for (const Sharding sharding : {Sharding::none, Sharding::state, Sharding::parameters}) {
-      const Workload w = of_ranks({.count = count, .rank = 1, .sharding = sharding});
+      const Workload w = of_ranks({.count = count, .index = 1, .sharding = sharding});
       std::uint64_t all = 0;
       for (const BlockShape& block : w.blocks) all += block.padded_parameters.value();
       const std::uint64_t layers =
@@ -95,7 +95,7 @@ TEST(StepsOfRanks, WithASecondCopyGatherOverTheNetworkOnce) {
   for (const std::uint32_t node : {2U, 4U, 8U}) {
     for (const std::uint32_t rounds : {1U, 3U}) {
       Workload w = of_ranks(
-          {.count = kCount, .rank = 5, .sharding = Sharding::parameters, .secondary = node});
+          {.count = kCount, .index = 5, .sharding = Sharding::parameters, .secondary = node});
       w.rounds = rounds;
       std::uint64_t all = 0;
       for (const BlockShape& block : w.blocks) all += block.padded_parameters.value();
@@ -122,7 +122,7 @@ TEST(StepsOfRanks, WithASecondCopyGatherOverTheNetworkOnce) {
 
 TEST(StepsOfRanks, GatherOnTheNodeAtTheNodesRate) {
   const Workload w =
-      of_ranks({.count = 4, .rank = 0, .sharding = Sharding::parameters, .secondary = 2});
+      of_ranks({.count = 4, .index = 0, .sharding = Sharding::parameters, .secondary = 2});
   MachineProfile machine;
   machine.gpu_flops = 1e15;
   machine.h2d = machine.d2h = machine.update = 1e15;
@@ -144,7 +144,7 @@ TEST(StepsOfRanks, CutEveryBlockIntoEqualShardsThatCoverIt) {
   constexpr std::uint32_t kCount = 3;
   std::vector<std::vector<int>> covered;
   for (std::uint32_t rank = 0; rank < kCount; ++rank) {
-    const Workload w = of_ranks({.count = kCount, .rank = rank, .sharding = Sharding::state});
+    const Workload w = of_ranks({.count = kCount, .index = rank, .sharding = Sharding::state});
     covered.resize(w.blocks.size());
     for (std::size_t b = 0; b < w.blocks.size(); ++b) {
       covered[b].resize(w.blocks[b].padded_parameters / ElementCount{kLeafParameters});
@@ -164,9 +164,9 @@ TEST(StepsOfRanks, CutEveryBlockIntoEqualShardsThatCoverIt) {
 // and K of state, each divided by the ranks from its stage on. The whole copy of parameters is on
 // the device, or, from stage 3 on, none is; shards of parameters and gradients wait on the host.
 TEST(StepsOfRanks, HoldOneShardOfState) {
-  const Ranks base{.count = 4, .rank = 2};
+  const Replicas base{.count = 4, .index = 2};
   for (const Sharding sharding : {Sharding::none, Sharding::state, Sharding::parameters}) {
-    Ranks ranks = base;
+    Replicas ranks = base;
     ranks.sharding = sharding;
     const Workload w = of_ranks(ranks);
     const Pools pools = make_pools(w, placement_of(w));
@@ -199,7 +199,7 @@ TEST(StepsOfRanks, HoldWhatThePublishedTableSays) {
       }
       w.compute = DType::bf16;
       for (const Sharding sharding : {Sharding::state, Sharding::parameters}) {
-        w.ranks = {.count = count, .rank = 1, .sharding = sharding};
+        w.replicas = {.count = count, .index = 1, .sharding = sharding};
         pad_for_ranks(w);
         Placement placement = placement_of(w);
         placement.tile_parameters = ElementCount{2U << 20};
@@ -220,7 +220,7 @@ TEST(StepsOfRanks, HoldWhatThePublishedTableSays) {
 }
 
 TEST(StepsOfRanks, OverlapCollectivesWithPasses) {
-  const Workload w = of_ranks({.count = 2, .rank = 0, .sharding = Sharding::parameters});
+  const Workload w = of_ranks({.count = 2, .index = 0, .sharding = Sharding::parameters});
   MachineProfile machine;
   machine.gpu_flops = 1e9;
   machine.h2d = machine.d2h = machine.update = 1e12;
@@ -236,7 +236,7 @@ TEST(StepsOfRanks, OverlapCollectivesWithPasses) {
 // With a slot beside the one in use, the next block is gathered while backward computes, though its
 // gradient's reduction, which waits for backward, stands on the same lane.
 TEST(StepsOfRanks, GatherTheNextBlockDuringBackward) {
-  const Workload w = of_ranks({.count = 2, .rank = 0, .sharding = Sharding::parameters});
+  const Workload w = of_ranks({.count = 2, .index = 0, .sharding = Sharding::parameters});
   Placement placement = placement_of(w);
   for (const std::uint32_t slots : {1U, 2U, 3U}) {
     placement.parameter_slots = slots;
@@ -258,7 +258,7 @@ TEST(StepsOfRanks, GatherTheNextBlockDuringBackward) {
 TEST(PlacementOfRanks, LeavesTheUpdateToTheHostAndParametersWholeBelowStage3) {
   const Budgets plenty{1_GiB, 1_GiB, 1_GiB};
   for (const Sharding sharding : {Sharding::none, Sharding::state, Sharding::parameters}) {
-    const Workload w = of_ranks({.count = 2, .rank = 0, .sharding = sharding});
+    const Workload w = of_ranks({.count = 2, .index = 0, .sharding = sharding});
     const auto choice = choose_placement(w, plenty, {});
     const auto& placement = std::get<Placement>(choice);
     for (const BlockCut& cut : placement.blocks) {
@@ -271,7 +271,7 @@ TEST(PlacementOfRanks, LeavesTheUpdateToTheHostAndParametersWholeBelowStage3) {
 
 TEST(PlacementOfRanks, RefusesWhatRanksCannotDo) {
   const Budgets plenty{1_GiB, 1_GiB, 1_GiB};
-  Workload w = of_ranks({.count = 2, .rank = 0, .sharding = Sharding::state});
+  Workload w = of_ranks({.count = 2, .index = 0, .sharding = Sharding::state});
   EXPECT_THROW(std::ignore = choose_placement(w, plenty, {.state = Tier::device}), Error);
   EXPECT_THROW(std::ignore = choose_placement(w, plenty, {.order = WorkOrder::micro_batch_major}),
                Error);

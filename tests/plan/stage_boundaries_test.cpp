@@ -94,7 +94,7 @@ TEST(StageBoundaries, KeepEveryRuleOfAPlanOnAGrid) {
     for (const bool sequence : {false, true}) {
       RandomCases cases(property_seed());
       Workload model = model_of_two();
-      model.ranks = {.count = 2, .rank = 1, .sharding = sharding};
+      model.replicas = {.count = 2, .index = 1, .sharding = sharding};
       pad_for_ranks(model);
       cases.make_group(model);
       model.tensor.sequence = sequence;
@@ -112,13 +112,13 @@ TEST(StageBoundaries, CrossTheLinkOnceEachWay) {
       const Placement placement = off_device(w, cut);
       const StepPlan plan = build_training_step(w, placement);
       const bool spills = cut.output == Tier::nvme;
-      EXPECT_EQ(bytes_moved(plan, kSaveActivation), w.boundary_bytes * moves);
-      EXPECT_EQ(bytes_moved(plan, kLoadActivation), w.boundary_bytes * moves);
-      EXPECT_EQ(bytes_moved(plan, kSpillActivation), Bytes{spills ? kPageBytes * moves : 0});
-      EXPECT_EQ(bytes_moved(plan, kFetchActivation), Bytes{spills ? kPageBytes * moves : 0});
+      EXPECT_EQ(bytes_moved(plan, kSaveBoundary), w.boundary_bytes * moves);
+      EXPECT_EQ(bytes_moved(plan, kLoadBoundary), w.boundary_bytes * moves);
+      EXPECT_EQ(bytes_moved(plan, kSpillBoundary), Bytes{spills ? kPageBytes * moves : 0});
+      EXPECT_EQ(bytes_moved(plan, kFetchBoundary), Bytes{spills ? kPageBytes * moves : 0});
       EXPECT_EQ(boundary_traffic(w, placement).saved, w.boundary_bytes * moves);
       const StepPlan evaluation = build_evaluation(w, placement);
-      EXPECT_EQ(bytes_moved(evaluation, kSaveActivation), Bytes{});
+      EXPECT_EQ(bytes_moved(evaluation, kSaveBoundary), Bytes{});
     }
   });
 }

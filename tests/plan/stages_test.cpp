@@ -73,7 +73,7 @@ TEST(Stages, KeepEveryRuleOfAPlanWithReplicas) {
   for (const Sharding sharding : {Sharding::none, Sharding::state, Sharding::parameters}) {
     for (const SumOrder sums : {SumOrder::fast, SumOrder::fixed}) {
       Workload model = model_of(8, Head::tied);
-      model.ranks = {.count = 2, .rank = 1, .sharding = sharding, .sums = sums};
+      model.replicas = {.count = 2, .index = 1, .sharding = sharding, .sums = sums};
       pad_for_ranks(model);
       expect_correct_stages(model, model.gathers() ? BlockCut{} : kResident);
     }
@@ -132,7 +132,7 @@ TEST(Stages, KeepActivationsOfTheRoundsInFlight) {
       std::uint64_t one = 0;
       for (const BlockShape& block : w.blocks) one += block.saved_bytes.value();
       if (stage + 1 == kStages) one -= w.blocks.back().saved_bytes.value();
-      const Bytes all = pools[static_cast<std::size_t>(PoolKind::kept_activations)].bytes();
+      const Bytes all = pools[static_cast<std::size_t>(PoolKind::saved_activations)].bytes();
       return static_cast<double>(all.value()) / static_cast<double>(one * w.micro_batches);
     };
     EXPECT_EQ(kept(PipelineSchedule::naive), 1);

@@ -180,7 +180,7 @@ TEST(StalePipelines, RefuseWhatIsNone) {
     return workload_of_stage(model, p, 0);
   };
   Workload replicas = model_of(4);
-  replicas.ranks = {.count = 2, .sharding = Sharding::state};
+  replicas.replicas = {.count = 2, .sharding = Sharding::state};
   EXPECT_THROW((void)stage_of(replicas, two_buffered(2, 2)), Error);
   EXPECT_THROW((void)stage_of(model_of(4), {PipelineSchedule::pipedream, 2, 2, 1}), Error);
   EXPECT_NO_THROW((void)stage_of(model_of(4), {PipelineSchedule::pipedream, 2, 1, 1}));

@@ -180,7 +180,7 @@ Bytes gradient_bytes(const Workload& workload, std::uint32_t block, PoolKind poo
   const Bytes whole{workload.blocks[block].padded_parameters.value() *
                     size_of(pool == PoolKind::accumulators ? DType::fp32 : workload.compute)};
   const bool of_rank = pool == PoolKind::gradient_shards ||
-                       (pool == PoolKind::landing_gradients && workload.ranks.count > 1);
+                       (pool == PoolKind::landing_gradients && workload.replicas.count > 1);
   return of_rank ? whole / workload.shards() * std::uint64_t{workload.gradients_of_round()} : whole;
 }
 

@@ -52,7 +52,7 @@ inline void tie(Workload& workload) {
 inline void pad_for_ranks(Workload& workload) {
   for (BlockShape& block : workload.blocks) {
     block.padded_parameters =
-        ElementCount{round_up(block.parameters.value(), kLeafParameters * workload.ranks.count)};
+        ElementCount{round_up(block.parameters.value(), kLeafParameters * workload.replicas.count)};
   }
 }
 
@@ -156,13 +156,13 @@ class RandomCases {
     }
     if (w.tiled) p.blocks.front().parameters = Tier::device;
     if (maybe()) place_boundaries(w, p);
-    if (!w.tiled && maybe()) offload_internals(w, p);
+    if (!w.tiled && maybe()) offload_saved_activations(w, p);
     return p;
   }
 
   /// Kept activations of some blocks on the host or on disk, and as few or as many slots as there
   /// may be.
-  void offload_internals(const Workload& w, Placement& p) {
+  void offload_saved_activations(const Workload& w, Placement& p) {
     for (std::size_t b = 0; b < w.blocks.size(); ++b) {
       if (maybe()) p.blocks[b].saved = kTiers[between(1, 2)];
     }
@@ -189,13 +189,13 @@ class RandomCases {
   Case next_of_ranks() {
     Workload w = workload();
     constexpr Sharding kShardings[] = {Sharding::none, Sharding::state, Sharding::parameters};
-    w.ranks = {.count = static_cast<std::uint32_t>(between(2, 5)),
-               .rank = 0,
-               .sharding = kShardings[between(0, 2)],
-               .sums = maybe() ? SumOrder::fixed : SumOrder::fast};
-    w.ranks.rank = static_cast<std::uint32_t>(between(0, w.ranks.count - 1));
+    w.replicas = {.count = static_cast<std::uint32_t>(between(2, 5)),
+                  .index = 0,
+                  .sharding = kShardings[between(0, 2)],
+                  .sums = maybe() ? SumOrder::fixed : SumOrder::fast};
+    w.replicas.index = static_cast<std::uint32_t>(between(0, w.replicas.count - 1));
     const auto node = static_cast<std::uint32_t>(between(1, 3));
-    if (w.gathers() && w.ranks.count % node == 0) w.ranks.secondary = node;
+    if (w.gathers() && w.replicas.count % node == 0) w.replicas.secondary = node;
     pad_for_ranks(w);
     Placement p = placement(w);
     p.order = WorkOrder::layer_major;

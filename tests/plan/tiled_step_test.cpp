@@ -49,10 +49,10 @@ TEST(TiledStepProperty, MovesWhatTheFormulasSay) {
     EXPECT_EQ(bytes_moved(plan, kUploadParams), uploads_by_formula(workload, placement));
     EXPECT_EQ(bytes_moved(plan, kDownloadGrads), downloads_by_formula(workload, placement));
     const BoundaryTraffic boundaries = boundary_traffic(workload, placement);
-    EXPECT_EQ(bytes_moved(plan, kSaveActivation), boundaries.saved);
-    EXPECT_EQ(bytes_moved(plan, kLoadActivation), boundaries.saved);
-    EXPECT_EQ(bytes_moved(plan, kSpillActivation), boundaries.spilled);
-    EXPECT_EQ(bytes_moved(plan, kFetchActivation), boundaries.spilled);
+    EXPECT_EQ(bytes_moved(plan, kSaveBoundary), boundaries.saved);
+    EXPECT_EQ(bytes_moved(plan, kLoadBoundary), boundaries.saved);
+    EXPECT_EQ(bytes_moved(plan, kSpillBoundary), boundaries.spilled);
+    EXPECT_EQ(bytes_moved(plan, kFetchBoundary), boundaries.spilled);
   }
 }
 

@@ -106,7 +106,7 @@ class OfAnotherMachine(ProgramTestCase):
         # Some of the 32 layers' activations fit on the device, and not all.
         self.assertIn(away, range(1, 32))
         for tier in ("host", "device"):
-            self.assertGreater(plan["memory"][tier]["items"]["kept activations"], 0)
+            self.assertGreater(plan["memory"][tier]["items"]["saved activations"], 0)
         # The layers are cut in two ways, and each line says why another cut is none of them.
         layers = [cut for cut in plan["cuts"] if cut["kind"] == "layers"]
         self.assertEqual(sum(cut["blocks"] for cut in layers), 32)

@@ -16,7 +16,7 @@ WAITS = "          if (elsewhere && states_[dependency] == OpState::issued) {"
 # Only stages of a pipeline have such a dependency (tests/plan/expect_correct.hpp); no run has them.
 NEVER = ("d2h", "h2d")
 WAITING = ("forward", "backward", "loss", "accumulate", "upload_params", "download_grads",
-           "read_state", "save_activation", "load_activation", "save_internals", "load_internals")
+           "read_state", "save_boundary", "load_boundary", "save_activations", "load_activations")
 HEADER = """#include <cstdlib>
 #ifndef PLANTED_FAULT
 #define PLANTED_FAULT

@@ -224,7 +224,7 @@ def plans():
     plan("the GPU is short", "llama-3-8b", layers=16, flags=["--device-memory", "9GB"])
     plan("host and GPU are short", "llama-3-8b", layers=16,
          flags=["--device-memory", "9GB", "--host-memory", "24GB"])
-    plan("kept activations shared with the host", "qwen2.5-7b", layers=12, context=8192, windows=4,
+    plan("saved activations shared with the host", "qwen2.5-7b", layers=12, context=8192, windows=4,
          flags=["--device-memory", "24GB"])
     plan("rounds", "llama-2-7b", windows=16, rounds=4, flags=["--device-memory", "12GB"])
     plan("micro-batch first", "mistral-7b", work_order="micro_batch_major", residency="none",

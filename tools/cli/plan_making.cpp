@@ -96,7 +96,7 @@ nlohmann::ordered_json speed_on(const bench::MachineDescription& machine,
       {"basis", machine.basis},
       {"tokens_per_second", rate},
       // FWD-BWD alone, nothing recomputed and nothing moved.
-      {"resident_tokens_per_second", static_cast<double>(w.tokens * w.ranks.count) *
+      {"resident_tokens_per_second", static_cast<double>(w.tokens * w.replicas.count) *
                                          made.plan.profile.gpu_flops / plan::micro_batch_flops(w)},
       {"model_flops_per_token", flops},
       {"model_tflops", of_rank * flops * 1e-12}};  // of each GPU
@@ -129,7 +129,7 @@ engine::Planned plan_stage(const PlanRequest& request, const config::TrainOption
                            const plan::Grid& grid, std::uint32_t stage,
                            engine::PlanningMachine& machine, const Note& note) {
   engine::RankGroups on_paper(plan::GridPlace{.grid = grid, .rank = grid.rank_of(stage, 0)});
-  return engine::plan_rank(request.model, options, engine::ranks_of(options, grid.replicas),
+  return engine::plan_rank(request.model, options, engine::replicas_of(options, grid.replicas),
                            engine::StageCut::chosen, machine, on_paper, note);
 }
 

@@ -222,10 +222,10 @@ std::string to_text(const PlanView& view) {
     fmt::format_to(out, "tensor     part {} of {} of every matrix\n", w.tensor.index,
                    w.tensor.count);
   }
-  if (w.ranks.count > 1) {
+  if (w.replicas.count > 1) {
     const std::uint32_t ahead = view.plan.placement.parameter_slots - 1;
-    fmt::format_to(out, "ranks      {}, of which this is one; {}{}\n", w.ranks.count,
-                   meaning_of(w.ranks.sharding),
+    fmt::format_to(out, "ranks      {}, of which this is one; {}{}\n", w.replicas.count,
+                   meaning_of(w.replicas.sharding),
                    w.gathers() ? fmt::format(" and gathered {} block(s) ahead", ahead) : "");
   }
   text += place_lines(view.places);
@@ -269,7 +269,7 @@ nlohmann::ordered_json to_json(const PlanView& view) {
       if (item.tier == tier) entry["items"][item.what] = item.bytes.value();
     }
   }
-  document["ranks"] = view.plan.workload.ranks.count;
+  document["ranks"] = view.plan.workload.replicas.count;
   if (view.plan.workload.tensor.count > 1)
     document["tensor_ranks"] = view.plan.workload.tensor.count;
   if (view.plan.workload.stage.count > 1) document["stage"] = to_json(view.plan.workload.stage);

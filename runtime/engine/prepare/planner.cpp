@@ -40,13 +40,13 @@ void note_cut(const plan::BalancedLayers& cut, const Note& note) {
 
 plan::Workload PlanningMachine::workload(const model::ModelConfig& config,
                                          const config::TrainOptions& options,
-                                         const plan::Ranks& ranks, Bytes score_gradients) {
+                                         const plan::Replicas& ranks, Bytes score_gradients) {
   const ModelRuntime sizes = make_model_sizes(config, options, score_gradients);
   return make_workload(config, *sizes.transformer, options, ranks);
 }
 
 Planned plan_rank(const model::ModelConfig& config, config::TrainOptions resolved,
-                  const plan::Ranks& part, StageCut cut, PlanningMachine& machine,
+                  const plan::Replicas& part, StageCut cut, PlanningMachine& machine,
                   RankGroups& ranks, const Note& note) {
   Planned planned;
   planned.options = std::move(resolved);

@@ -27,7 +27,7 @@ class PlanningMachine {
   /// `score_gradients`: bound on what attention takes at once (spare_score_gradients).
   [[nodiscard]] virtual plan::Workload workload(const model::ModelConfig& config,
                                                 const config::TrainOptions& options,
-                                                const plan::Ranks& ranks, Bytes score_gradients);
+                                                const plan::Replicas& ranks, Bytes score_gradients);
   /// Returns the rates of the machine for that work. `fitting`: a placement of the rank's part.
   [[nodiscard]] virtual plan::MachineProfile profile(const config::TrainOptions& options,
                                                      const plan::Workload& whole,
@@ -38,7 +38,7 @@ class PlanningMachine {
 /// Plans the work of one rank, which is `part` of its stage. `options` are resolved. All ranks call
 /// it. Throws `Error{does_not_fit}` that names the tier, the bytes and what would make it fit.
 [[nodiscard]] Planned plan_rank(const model::ModelConfig& config, config::TrainOptions options,
-                                const plan::Ranks& part, StageCut cut, PlanningMachine& machine,
+                                const plan::Replicas& part, StageCut cut, PlanningMachine& machine,
                                 RankGroups& ranks, const Note& note);
 
 }  // namespace spillway::engine

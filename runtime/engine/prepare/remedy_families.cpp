@@ -122,7 +122,7 @@ std::vector<Family> off_the_device(const config::TrainOptions& options) {
   if (options.checkpointing == config::Checkpointing::keep && options.operator_tile == 0) {
     list.push_back(
         one(Kind::checkpointing, options,
-            "kept activations on the host (spillway.checkpointing offload)",
+            "saved activations on the host (spillway.checkpointing offload)",
             [](config::TrainOptions& o) { o.checkpointing = config::Checkpointing::offload; }));
   }
   list.push_back(recomputation(options));
@@ -168,7 +168,7 @@ std::vector<RemedyFamily> usual_remedies(const config::TrainOptions& options, Ti
   if (tier == Tier::host) {
     if (options.checkpointing == config::Checkpointing::offload) {
       list.push_back(one(
-          Kind::checkpointing, options, "kept activations on disk (spillway.checkpointing nvme)",
+          Kind::checkpointing, options, "saved activations on disk (spillway.checkpointing nvme)",
           [](config::TrainOptions& o) { o.checkpointing = config::Checkpointing::nvme; }));
     }
     list.push_back(recomputation(options));

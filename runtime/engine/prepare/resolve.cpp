@@ -57,18 +57,19 @@ plan::Grid grid_of(const config::TrainOptions& options, std::uint32_t ranks) {
       .stages = stages, .replicas = static_cast<std::uint32_t>(ranks / least), .tensor = tensor};
 }
 
-plan::Ranks ranks_of(const config::TrainOptions& options, std::uint32_t count) {
+plan::Replicas replicas_of(const config::TrainOptions& options, std::uint32_t count) {
   const auto sharding = options.zero_stage >= 3   ? plan::Sharding::parameters
                         : options.zero_stage >= 1 ? plan::Sharding::state
                                                   : plan::Sharding::none;
-  plan::Ranks ranks{.count = count, .rank = 0, .sharding = sharding, .sums = options.sum_order};
-  if (count == 1 || sharding != plan::Sharding::parameters) return ranks;
-  ranks.secondary = options.secondary_ranks;
-  check(count % ranks.secondary == 0, ErrorCode::invalid_argument,
+  plan::Replicas replicas{
+      .count = count, .index = 0, .sharding = sharding, .sums = options.sum_order};
+  if (count == 1 || sharding != plan::Sharding::parameters) return replicas;
+  replicas.secondary = options.secondary_ranks;
+  check(count % replicas.secondary == 0, ErrorCode::invalid_argument,
         fmt::format("zero_optimization.zero_hpz_partition_size is {}, which does not divide the {} "
                     "ranks of the job; set the number of ranks on each machine",
-                    ranks.secondary, count));
-  return ranks;
+                    replicas.secondary, count));
+  return replicas;
 }
 
 }  // namespace spillway::engine

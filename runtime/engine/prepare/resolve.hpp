@@ -20,6 +20,6 @@ void resolve(config::TrainOptions& options, const model::ModelConfig& config);
 
 /// Returns the first of `count` ranks of one stage, with the stage of ZeRO and the order of sums
 /// that the options name.
-[[nodiscard]] plan::Ranks ranks_of(const config::TrainOptions& options, std::uint32_t count);
+[[nodiscard]] plan::Replicas replicas_of(const config::TrainOptions& options, std::uint32_t count);
 
 }  // namespace spillway::engine

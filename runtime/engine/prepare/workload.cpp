@@ -16,9 +16,9 @@ namespace {
 constexpr std::uint64_t kMostPasses = 2'097'152;
 
 plan::Workload workload_of(const model::ModelConfig& config, const model::Transformer& transformer,
-                           const config::TrainOptions& options, const plan::Ranks& ranks) {
+                           const config::TrainOptions& options, const plan::Replicas& ranks) {
   plan::Workload workload;
-  workload.ranks = ranks;
+  workload.replicas = ranks;
   const auto& blocks = transformer.layout().blocks;
   for (std::uint32_t b = 0; b < blocks.size(); ++b) {
     workload.blocks.push_back({.name = blocks[b].name,
@@ -58,7 +58,7 @@ plan::Workload workload_of(const model::ModelConfig& config, const model::Transf
 
 plan::Workload make_workload(const model::ModelConfig& config,
                              const model::Transformer& transformer,
-                             const config::TrainOptions& options, const plan::Ranks& ranks) {
+                             const config::TrainOptions& options, const plan::Replicas& ranks) {
   if (options.tensor.ranks == 1) return workload_of(config, transformer, options, ranks);
   // All ranks of a tensor group have the buffers of the first one, whose parts are the largest, and
   // so one plan. Only temporaries need not be in the order of the parts.
@@ -92,7 +92,7 @@ plan::DecoderShape decoder_shape(const model::ModelConfig& config, std::uint32_t
 }
 
 plan::Workload make_workload(const model::ModelConfig& config, const config::TrainOptions& options,
-                             const plan::Ranks& ranks) {
+                             const plan::Replicas& ranks) {
   return make_workload(config, *make_model_sizes(config, options).transformer, options, ranks);
 }
 

@@ -41,8 +41,8 @@ class RankGroups {
   RankGroups& operator=(const RankGroups&) = delete;
 
   /// Joins the groups of this rank's place. `node_ranks`: replicas of a machine, which keep
-  /// parameters together (plan::Ranks::secondary). `gpus`: the job's ranks on the memory of GPUs;
-  /// null: the ranks compute on the host. All ranks call it once, with the same arguments.
+  /// parameters together (plan::Replicas::secondary). `gpus`: the job's ranks on the memory of
+  /// GPUs; null: the ranks compute on the host. All ranks call it once, with the same arguments.
   void join(std::uint32_t node_ranks, std::unique_ptr<comm::DeviceCommunicator> gpus = nullptr);
 
   [[nodiscard]] const plan::GridPlace& place() const { return place_; }

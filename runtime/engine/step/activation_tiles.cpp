@@ -16,13 +16,13 @@ ActivationTiles::ActivationTiles(const Memory& memory) {
     }
   };
   lay(PoolKind::disk_boundaries, boundaries_);
-  lay(PoolKind::disk_kept_activations, internals_);
+  lay(PoolKind::disk_saved_activations, saved_);
 }
 
 TileIndex ActivationTiles::tile_of(const plan::Buffer& buffer) const {
   const bool boundary = buffer.pool == PoolKind::disk_boundaries;
-  SPILLWAY_ASSERT(boundary || buffer.pool == PoolKind::disk_kept_activations);
-  return TileIndex{(boundary ? boundaries_ : internals_)[buffer.first]};
+  SPILLWAY_ASSERT(boundary || buffer.pool == PoolKind::disk_saved_activations);
+  return TileIndex{(boundary ? boundaries_ : saved_)[buffer.first]};
 }
 
 }  // namespace spillway::engine

@@ -21,7 +21,7 @@ class ActivationTiles {
 
  private:
   std::vector<Bytes> tiles_;
-  std::vector<std::uint32_t> boundaries_, internals_;  ///< by buffer: its tile
+  std::vector<std::uint32_t> boundaries_, saved_;  ///< by buffer: its tile
 };
 
 }  // namespace spillway::engine

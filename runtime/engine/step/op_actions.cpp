@@ -17,7 +17,8 @@ namespace {
 /// Returns the most bytes of which the workers make a checksum.
 std::uint64_t largest_checksum(const OpResources& r) {
   std::uint64_t largest = plan::slot_bytes(r.placement.format, r.placement.tile_parameters).value();
-  for (const auto pool : {plan::PoolKind::boundary_staging, plan::PoolKind::kept_staging}) {
+  for (const auto pool :
+       {plan::PoolKind::boundary_staging, plan::PoolKind::saved_activation_staging}) {
     const auto& ends = r.memory.pool(pool).ends;
     if (!ends.empty()) largest = std::max(largest, ends.front());
   }
@@ -114,8 +115,8 @@ void OpActions::copy(const Op& op, offload::Stream& stream) {
 /// Copies this rank's part of a block that its node has gathered.
 void OpActions::keep_secondary(const Op& op, offload::Stream& stream) {
   const OpMemory memory = memory_of(op);
-  const plan::Ranks& ranks = resources_.workload.ranks;
-  const std::size_t first = ranks.rank % ranks.secondary * op.bytes.value();
+  const plan::Replicas& replicas = resources_.workload.replicas;
+  const std::size_t first = replicas.index % replicas.secondary * op.bytes.value();
   stream.download(
       memory.host(memory.target()).first(op.bytes.value()),
       memory.device(memory.source(), compute_bytes(op.block)).subspan(first, op.bytes.value()));

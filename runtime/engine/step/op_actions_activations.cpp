@@ -7,7 +7,7 @@ namespace spillway::engine {
 
 using plan::Op;
 
-/// Returns the number of a staging buffer among those of boundaries and of internals.
+/// Returns the number of a staging buffer among those of boundaries and of saved activations.
 std::uint32_t OpActions::staging_number(const plan::Buffer& staging) const {
   const bool boundary = staging.pool == plan::PoolKind::boundary_staging;
   return staging.first + (boundary ? 0 : resources_.placement.boundary_staging);

@@ -24,8 +24,8 @@ Arguments OpActions::common_arguments(const Op& op) const {
       arguments.shared = memory.device(memory.read(ValueKind::parameters, 0), compute_bytes(0));
     }
   }
-  if (layer > 0 && memory.reads(ValueKind::activation, layer - 1)) {
-    arguments.input = memory.device(memory.read(ValueKind::activation, layer - 1));
+  if (layer > 0 && memory.reads(ValueKind::boundary, layer - 1)) {
+    arguments.input = memory.device(memory.read(ValueKind::boundary, layer - 1));
   }
   if constexpr (requires { arguments.normal; }) {
     if (memory.reads(ValueKind::normal, layer)) {
@@ -56,8 +56,8 @@ model::ForwardArguments OpActions::forward_arguments(const Op& op) const {
     arguments.tokens = tokens.subspan(0, tokens.size() / 2);
   }
   // A tile that recomputes writes no output.
-  if (memory.writes(ValueKind::activation, layer)) {
-    arguments.output = memory.device(memory.write(ValueKind::activation, layer));
+  if (memory.writes(ValueKind::boundary, layer)) {
+    arguments.output = memory.device(memory.write(ValueKind::boundary, layer));
   }
   if (memory.writes(ValueKind::saved, layer)) {
     const std::uint32_t first = resources_.workload.first_block(layer);
@@ -89,7 +89,7 @@ void OpActions::backward(const Op& op) {
   const plan::Workload& workload = resources_.workload;
   const std::uint32_t layer = workload.layer_of(op.block);
   auto arguments = common_arguments<model::BackwardArguments>(op);
-  arguments.boundary_gradient = memory.device(memory.read(ValueKind::activation_gradient, layer));
+  arguments.boundary_gradient = memory.device(memory.read(ValueKind::boundary_gradient, layer));
   arguments.gradients =
       memory.device(memory.write(ValueKind::gradient_sum, op.block), sum_bytes(op.block))
           .as<float>();
@@ -161,7 +161,7 @@ void OpActions::loss_of_group(const Op& op) {
   if (finishes) {
     arguments.pass = model::LossPass::finish;
     arguments.boundary_gradient =
-        memory.device(memory.write(ValueKind::activation_gradient, layer - 1));
+        memory.device(memory.write(ValueKind::boundary_gradient, layer - 1));
     return resources_.transformer->loss(arguments);
   }
   if (resources_.workload.tied_head) arguments.tied_parameters = tied_parameters(op, 0);
@@ -195,7 +195,7 @@ void OpActions::loss(const Op& op) {
   if (memory.writes(ValueKind::loss)) {
     arguments.loss_sum = memory.device(memory.write(ValueKind::loss)).as<double>();
   }
-  const bool trains = memory.writes(ValueKind::activation_gradient, layer - 1);
+  const bool trains = memory.writes(ValueKind::boundary_gradient, layer - 1);
   if (workload.tiled) {
     arguments.carried =
         memory.device(memory.write(trains ? ValueKind::between_tiles : ValueKind::scanned, layer));
@@ -203,7 +203,7 @@ void OpActions::loss(const Op& op) {
   if (trains) {
     arguments.gradient_scale = step_.loss_gradient_scale;
     arguments.boundary_gradient =
-        memory.device(memory.write(ValueKind::activation_gradient, layer - 1));
+        memory.device(memory.write(ValueKind::boundary_gradient, layer - 1));
     if (memory.writes(ValueKind::gradient_sum, op.block)) {
       arguments.gradients =
           memory.device(memory.write(ValueKind::gradient_sum, op.block), sum_bytes(op.block))

@@ -37,11 +37,11 @@ OpActions::Exchanged OpActions::buffers_of_replicas(const Op& op) const {
   const bool of_parameters = memory.reads(plan::ValueKind::parameters, op.block);
   const bool on_node = op.group == plan::RankGroup::node;
   const std::uint64_t whole = compute_bytes(op.block).value();
-  const std::uint32_t parts = on_node ? workload.ranks.secondary : workload.shards();
+  const std::uint32_t parts = on_node ? workload.replicas.secondary : workload.shards();
   const std::uint64_t given = of_parameters ? whole / parts : whole;
   std::uint64_t got = given;
-  if (op.kind == OpKind::all_gather) got = on_node ? whole : given * workload.ranks.count;
-  if (op.kind == OpKind::reduce_scatter) got = given / workload.ranks.count;
+  if (op.kind == OpKind::all_gather) got = on_node ? whole : given * workload.replicas.count;
+  if (op.kind == OpKind::reduce_scatter) got = given / workload.replicas.count;
   return {.source = {memory.device(memory.source(), Bytes{given}).address(), given},
           .target = {memory.device(memory.target(), Bytes{got}).address(), got},
           .dtype = workload.compute};

@@ -131,8 +131,8 @@ void SavedState::check_rank(std::uint32_t rank, std::size_t stores) {
                     where, rank, stores));
   if (rank == 0) {
     grid_ = part.grid;
-    workload_.ranks.count = grid_.replicas;
-    workload_.ranks.sharding = part.sharding;
+    workload_.replicas.count = grid_.replicas;
+    workload_.replicas.sharding = part.sharding;
     state_ = state;
     return;
   }
@@ -164,7 +164,7 @@ void SavedState::make_parts() {
   for (const ElementCount block : blocks) {
     plan::BlockShape& padded = workload_.blocks.emplace_back();
     padded.parameters = block;
-    padded.padded_parameters = plan::pad(block, workload_.ranks.count);
+    padded.padded_parameters = plan::pad(block, workload_.replicas.count);
   }
 }
 
@@ -172,7 +172,7 @@ void SavedState::make_slots(std::uint32_t rank) {
   if (rank == 0) make_parts();
   Shard& shard = shards_[rank];
   plan::Workload own = workload_;
-  own.ranks.rank = grid_.replica_of(rank);
+  own.replicas.index = grid_.replica_of(rank);
   own.stage.chunks = decode_part(shard.tiles->commit().payload).layers;
   plan::empty_other_stages(own);
   shard.slots = {shape_.format, plan::make_tiles(own, shape_.tile_parameters), own.blocks.size()};

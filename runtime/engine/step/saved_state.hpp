@@ -70,7 +70,7 @@ class SavedState {
   /// Returns the ranks that saved it.
   [[nodiscard]] const plan::Grid& grid() const { return grid_; }
   /// Returns how the replicas of a stage share it.
-  [[nodiscard]] plan::Sharding sharding() const { return workload_.ranks.sharding; }
+  [[nodiscard]] plan::Sharding sharding() const { return workload_.replicas.sharding; }
   [[nodiscard]] std::span<const ElementCount> blocks() const { return shape_.blocks; }
   /// Returns a folder that holds it: that of the first rank.
   [[nodiscard]] const std::filesystem::path& folder() const { return shards_[0].folder; }

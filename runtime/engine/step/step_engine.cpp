@@ -109,7 +109,8 @@ void StepEngine::open_activation_store() {
   scratch.slots = 1;
   scratch.remove_on_close = true;
   scratch.buffers.clear();
-  for (const auto pool : {plan::PoolKind::boundary_staging, plan::PoolKind::kept_staging}) {
+  for (const auto pool :
+       {plan::PoolKind::boundary_staging, plan::PoolKind::saved_activation_staging}) {
     const std::span<std::byte> staging = memory_->all_host(pool);
     if (!staging.empty()) scratch.buffers.push_back(staging);
   }
@@ -126,7 +127,7 @@ data::MicroBatch StepEngine::batch(std::uint32_t pass) const {
 std::span<const double> StepEngine::losses() {
   // Behind the leaves of all tiles.
   const auto tiles = static_cast<std::uint32_t>(slots_.tiles().size());
-  const std::span<std::byte> bytes = memory_->host({plan::PoolKind::host_sums, tiles});
+  const std::span<std::byte> bytes = memory_->host({plan::PoolKind::host_leaves, tiles});
   streams_->compute->download(bytes, memory_->all_device(plan::PoolKind::device_losses));
   streams_->compute->synchronize();
   return {reinterpret_cast<const double*>(bytes.data()), bytes.size() / sizeof(double)};

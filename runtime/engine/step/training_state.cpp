@@ -116,10 +116,11 @@ void read_place(std::span<const std::byte> bytes, bool of_part, SavedPart& part)
 
 SavedPart saved_part_of(const plan::Workload& workload) {
   const plan::Grid grid = workload.grid();
-  return {.grid = grid,
-          .rank = grid.rank_of(workload.stage.index, workload.ranks.rank, workload.tensor.index),
-          .sharding = workload.ranks.sharding,
-          .layers = workload.stage.chunks};
+  return {
+      .grid = grid,
+      .rank = grid.rank_of(workload.stage.index, workload.replicas.index, workload.tensor.index),
+      .sharding = workload.replicas.sharding,
+      .layers = workload.stage.chunks};
 }
 
 std::string to_text(const SavedPart& part) {
@@ -138,7 +139,7 @@ std::string to_text(const SavedPart& part) {
 
 void encode(const TrainingState& state, const plan::Workload& workload,
             std::vector<std::byte>& bytes) {
-  const plan::Ranks& ranks = workload.ranks;
+  const plan::Replicas& replicas = workload.replicas;
   const plan::Stage& stage = workload.stage;
   const plan::TensorGroup& tensor = workload.tensor;
   const bool staged = stage.count > 1;
@@ -154,9 +155,9 @@ void encode(const TrainingState& state, const plan::Workload& workload,
                       .hysteresis_left = state.loss_scale.hysteresis_left,
                       .skipped = state.skipped,
                       .skipped_in_a_row = state.skipped_in_a_row,
-                      .ranks = ranks.count,
-                      .rank = ranks.rank,
-                      .sharding = static_cast<std::uint64_t>(ranks.sharding)};
+                      .ranks = replicas.count,
+                      .rank = replicas.index,
+                      .sharding = static_cast<std::uint64_t>(replicas.sharding)};
   const StageRecord of_stage{.stages = stage.count, .stage = stage.index};
   const PartRecord of_group{.parts = tensor.count, .part = tensor.index};
   const std::size_t layers = staged ? stage.chunks.size() * sizeof(plan::BlockRange) : 0;

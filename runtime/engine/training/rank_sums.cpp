@@ -19,14 +19,14 @@ RankSums::RankSums(StepEngine& engine) : engine_(engine) {
 void RankSums::gather() {
   engine_.ranks()
       .host(RankGroups::Group::replicas)
-      ->all_gather(engine_.memory().all_host(plan::PoolKind::host_sums),
-                   engine_.memory().all_host(plan::PoolKind::gathered_sums))
+      ->all_gather(engine_.memory().all_host(plan::PoolKind::host_leaves),
+                   engine_.memory().all_host(plan::PoolKind::gathered_leaves))
       .wait();
 }
 
 std::span<const double> RankSums::of_rank(std::uint32_t rank) const {
   const std::span<const std::byte> bytes =
-      engine_.memory().host({plan::PoolKind::gathered_sums, rank});
+      engine_.memory().host({plan::PoolKind::gathered_leaves, rank});
   return {reinterpret_cast<const double*>(bytes.data()), bytes.size() / sizeof(double)};
 }
 
@@ -34,7 +34,7 @@ double RankSums::loss() const {
   const plan::Workload& workload = engine_.setup().workload;
   double sum = 0;
   for (std::uint32_t round = 0; round < workload.rounds; ++round) {
-    for (std::uint32_t rank = 0; rank < workload.ranks.count; ++rank) {
+    for (std::uint32_t rank = 0; rank < workload.replicas.count; ++rank) {
       const std::span<const double> losses = of_rank(rank).subspan(first_leaf_.back());
       for (std::uint32_t m = 0; m < workload.micro_batches; ++m) {
         sum += losses[round * workload.micro_batches + m];

@@ -16,7 +16,7 @@ class RankSums {
   /// replicas.
   explicit RankSums(StepEngine& engine);
 
-  /// Exchanges `host_sums`, as the last step has left them, with the other ranks. Blocks.
+  /// Exchanges `host_leaves`, as the last step has left them, with the other ranks. Blocks.
   void gather();
   /// Returns the sum of all ranks' losses: round by round, in each in the order of ranks.
   [[nodiscard]] double loss() const;

@@ -229,7 +229,7 @@ void StepCycle::run_step() {
 
 std::span<const double> StepCycle::norm_leaves(std::uint32_t block) {
   const std::span<std::byte> bytes =
-      engine_.memory().host(slots().tiles_of(plan::PoolKind::host_sums, block));
+      engine_.memory().host(slots().tiles_of(plan::PoolKind::host_leaves, block));
   if (placement().blocks[block].state == plan::Tier::device) {
     engine_.streams().compute->download(
         bytes, engine_.memory().device(slots().tiles_of(plan::PoolKind::device_leaves, block)));

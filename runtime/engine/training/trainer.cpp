@@ -41,12 +41,12 @@ Trainer::Trainer(const EngineSetup& setup, ModelRuntime model)
 /// The ranks take their micro-batches of a round one after the other, so that the order of the data
 /// does not depend on their number. Rounds of the next step may begin in this one.
 void Trainer::fetch(const data::TokenFile& tokens, const data::Sampler& sampler) {
-  const plan::Ranks& ranks = workload().ranks;
+  const plan::Replicas& replicas = workload().replicas;
   const std::uint64_t windows = std::uint64_t{options().micro_batch} * workload().micro_batches;
   const std::uint32_t rounds = workload().rounds + workload().stage.begun;
   for (std::uint32_t round = 0; round < rounds; ++round) {
     std::uint64_t cursor =
-        state_.cursor + (std::uint64_t{round} * ranks.count + ranks.rank) * windows;
+        state_.cursor + (std::uint64_t{round} * replicas.count + replicas.index) * windows;
     for (std::uint32_t m = 0; m < workload().micro_batches; ++m) {
       const data::MicroBatch batch = engine().batch(round * workload().micro_batches + m);
       for (std::size_t row = 0; row < batch.rows(); ++row) {
@@ -108,7 +108,7 @@ std::span<const StepResult> Trainer::step(const data::TokenFile& tokens,
 
   const std::span<double> squares = squares_of(results_.size() - 1);
   sum_up(squares);
-  state_.cursor += config::windows_of_step(options()) * workload().ranks.count;
+  state_.cursor += config::windows_of_step(options()) * workload().replicas.count;
   result.step = ++state_.step;
   if (steps_of_sums_ > 1) decide_early(options(), state_, result, sum_of(squares), pending_);
   if (commits || commits_next() || results_.size() == steps_of_sums_) {

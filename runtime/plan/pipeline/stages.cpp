@@ -84,7 +84,7 @@ void check_full_pipeline(const Workload& workload, const Pipeline& pipeline) {
       fmt::format("the schedule pipedream updates after each round, and a step has {}; use one, or "
                   "the schedule pipedream_2bw",
                   pipeline.rounds));
-  check(workload.ranks.count == 1 || workload.ranks.sharding == Sharding::none,
+  check(workload.replicas.count == 1 || workload.replicas.sharding == Sharding::none,
         ErrorCode::not_supported,
         "this version shares out no state among the replicas of a stage with schedule "
         "pipedream_2bw; use zero_optimization.stage 0 or the schedule 1f1b");

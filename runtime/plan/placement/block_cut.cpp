@@ -125,8 +125,8 @@ bool is_admissible(const Workload& workload, const BlockCut& cut) {
   const bool sums = cut.gradients == Tier::device && cut.state != Tier::device;
   if (sums && workload.rounds == 1) return false;
   // What ranks hold whole is resident; their gradients go to the host.
-  if (workload.ranks.count > 1 && cut.gradients == Tier::device) return false;
-  if (workload.ranks.count > 1 && !workload.gathers() && !cut.resident()) return false;
+  if (workload.replicas.count > 1 && cut.gradients == Tier::device) return false;
+  if (workload.replicas.count > 1 && !workload.gathers() && !cut.resident()) return false;
   if (cut.parameters == Tier::nvme || cut.gradients == Tier::nvme) return false;
   return !workload.tiled || cut.saved.value_or(Tier::device) == Tier::device;
 }

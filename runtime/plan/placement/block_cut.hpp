@@ -19,7 +19,7 @@ struct BlockCut {
   /// state is not, only the sum of all rounds crosses the link.
   Tier gradients = Tier::host;
   Tier state = Tier::host;      ///< of master, m and v; on the device, that is what updates them
-  std::optional<Tier> saved{};  ///< of saved activations, internals.hpp; none: they are recomputed
+  std::optional<Tier> saved{};  ///< of saved_activations.hpp; none: they are recomputed
   Tier output = Tier::device;   ///< of what the next block reads, boundaries.hpp; not of the head
 
   [[nodiscard]] bool resident() const { return parameters == Tier::device; }

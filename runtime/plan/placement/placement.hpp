@@ -23,8 +23,8 @@ struct Placement {
   std::uint32_t state_slots = 4;       ///< host staging buffers for tiles on nvme
   std::uint32_t boundary_slots = 0;    ///< device homes shared by boundaries that come and go
   std::uint32_t boundary_staging = 0;  ///< host buffers for boundaries on nvme
-  std::uint32_t saved_slots = 0;       ///< device homes shared by internals that come and go
-  std::uint32_t saved_staging = 0;     ///< host buffers for internals on nvme
+  std::uint32_t saved_slots = 0;    ///< device homes shared by saved activations that come and go
+  std::uint32_t saved_staging = 0;  ///< host buffers for saved activations on nvme
   bool commits = true;  ///< every tile has slots on disk; else only those whose home it is
 
   [[nodiscard]] bool any_state(Tier tier) const;

@@ -60,11 +60,11 @@ Bytes losses(const Workload& w) {
   return Bytes{sizeof(double) * w.micro_batches * std::uint64_t{w.rounds}};
 }
 
-/// Returns all of a rank's `host_sums`: the leaves of its shards, and behind them the losses.
+/// Returns all of a rank's `host_leaves`: the leaves of its shards, and behind them the losses.
 Bytes sums_of_a_rank(const PoolSizes& sizes) {
   Bytes sums = losses(sizes.workload());
   for (std::uint32_t b = 0; b < sizes.size(); ++b) {
-    sums += sizes.block(b).shares[static_cast<std::size_t>(PoolKind::host_sums)];
+    sums += sizes.block(b).shares[static_cast<std::size_t>(PoolKind::host_leaves)];
   }
   return sums;
 }
@@ -80,8 +80,8 @@ std::uint32_t slots_of(PoolKind pool, const Workload& workload, const Placement&
     case PoolKind::boundary_slots: return device_boundary_slots(workload, placement);
     case PoolKind::boundary_staging:
       return placement.boundary_slots > 0 ? placement.boundary_staging : 0;
-    case PoolKind::kept_activation_slots: return placement.saved_slots;
-    case PoolKind::kept_staging: return placement.saved_staging;
+    case PoolKind::saved_activation_slots: return placement.saved_slots;
+    case PoolKind::saved_activation_staging: return placement.saved_staging;
     default: return 0;
   }
 }
@@ -95,7 +95,7 @@ Row row_of(PoolKind pool, const PoolSizes& sizes, const Placement& p, const Stri
   const Bytes one = w.boundary_bytes;
   const bool passes_slots = p.boundary_slots > 0;
   const std::uint32_t slots = slots_of(pool, w, p);
-  const std::uint32_t least_parts = w.ranks.secondary > 1 ? w.ranks.secondary : w.shards();
+  const std::uint32_t least_parts = w.replicas.secondary > 1 ? w.replicas.secondary : w.shards();
   const ElementCount largest_part{sizes.gradient_slot().value() / least_parts};
   const bool streams =
       w.streams_external && (pool == PoolKind::parameter_slots || pool == PoolKind::frozen_slots ||
@@ -109,10 +109,11 @@ Row row_of(PoolKind pool, const PoolSizes& sizes, const Placement& p, const Stri
     case PoolKind::rounded_gradients:
       return w.compute == DType::fp32 ? Row{} : gradients(sizes, p, w.compute);
     case PoolKind::parameter_shards: return row(slots, bytes_of(largest_part, w.compute));
-    case PoolKind::gradient_shards: return w.ranks.count > 1 ? received_gradients(sizes, p) : Row{};
+    case PoolKind::gradient_shards:
+      return w.replicas.count > 1 ? received_gradients(sizes, p) : Row{};
     case PoolKind::landing_gradients:
       if (!lands) return {};
-      return w.ranks.count > 1 ? received_gradients(sizes, p) : gradients(sizes, p, w.compute);
+      return w.replicas.count > 1 ? received_gradients(sizes, p) : gradients(sizes, p, w.compute);
     case PoolKind::tied_parameters:
       return row(w.borrows_embedding() ? 1 : 0, bytes_of(w.tied_elements, w.compute));
     case PoolKind::tied_accumulators: return tied_accumulators(w);
@@ -122,8 +123,8 @@ Row row_of(PoolKind pool, const PoolSizes& sizes, const Placement& p, const Stri
     case PoolKind::recomputed_boundary:
       return row(passes_slots && !w.tiled && !w.sums_passes(), one);
     case PoolKind::boundary_staging: return row(slots, in_pages(w.boundary_bytes));
-    case PoolKind::kept_activation_slots: return row(slots, strides.leaving);
-    case PoolKind::kept_staging: return row(slots, in_pages(strides.staged));
+    case PoolKind::saved_activation_slots: return row(slots, strides.leaving);
+    case PoolKind::saved_activation_staging: return row(slots, in_pages(strides.staged));
     // The blocks of a layer in tiles meet in it, each after all micro-batches of the one before.
     case PoolKind::recomputation_scratch: return row(w.tiled ? m : 1, strides.recomputed);
     case PoolKind::between_tiles: return row(m, w.carried_bytes);
@@ -142,9 +143,9 @@ Row row_of(PoolKind pool, const PoolSizes& sizes, const Placement& p, const Stri
       return row(p.state_slots, slot_bytes(p.format, p.tile_parameters));
     case PoolKind::host_tokens: return row(passes + m * w.stage.begun, w.token_bytes);
     // Behind the leaves of all tiles.
-    case PoolKind::host_sums: return row(1, losses(w));
-    case PoolKind::gathered_sums:
-      return w.ranks.count > 1 ? row(w.ranks.count, sums_of_a_rank(sizes)) : Row{};
+    case PoolKind::host_leaves: return row(1, losses(w));
+    case PoolKind::gathered_leaves:
+      return w.replicas.count > 1 ? row(w.replicas.count, sums_of_a_rank(sizes)) : Row{};
     default: return {};
   }
 }

@@ -14,9 +14,9 @@ bool is_of_micro_batches(PoolKind pool) {
     case PoolKind::boundaries:
     case PoolKind::host_boundaries:
     case PoolKind::disk_boundaries:
-    case PoolKind::kept_activations:
-    case PoolKind::host_kept_activations:
-    case PoolKind::disk_kept_activations: return true;
+    case PoolKind::saved_activations:
+    case PoolKind::host_saved_activations:
+    case PoolKind::disk_saved_activations: return true;
     default: return false;
   }
 }
@@ -179,15 +179,15 @@ bool PoolSizes::has_share(PoolKind pool, std::uint32_t block, const BlockCut& pl
     case PoolKind::host_frozen: return !place.resident();
     case PoolKind::secondary_parameters: return workload_->keeps_secondary(block);
     case PoolKind::host_state: return place.state == Tier::host;
-    case PoolKind::host_sums: return true;
+    case PoolKind::host_leaves: return true;
     case PoolKind::disk_state: return commits_ || place.state == Tier::nvme;
     case PoolKind::boundaries: return boundary_is(Tier::device);
     case PoolKind::host_boundaries: return boundary_is(Tier::host);
     case PoolKind::disk_boundaries: return boundary_is(Tier::nvme);
-    case PoolKind::kept_activations: return place.saved && !saved_leaves(block, place);
-    case PoolKind::host_kept_activations:
+    case PoolKind::saved_activations: return place.saved && !saved_leaves(block, place);
+    case PoolKind::host_saved_activations:
       return saved_leaves(block, place) && place.saved == Tier::host;
-    case PoolKind::disk_kept_activations:
+    case PoolKind::disk_saved_activations:
       return saved_leaves(block, place) && place.saved == Tier::nvme;
     default: return false;
   }
@@ -209,16 +209,16 @@ Bytes PoolSizes::buffer_bytes(PoolKind pool, std::uint32_t block, ElementCount t
     case PoolKind::device_sums:
     case PoolKind::host_gradients: return bytes_of(tile, waiting_gradient_dtype(*workload_));
     case PoolKind::device_leaves:
-    case PoolKind::host_sums: return Bytes{tile.value() / kLeafParameters * sizeof(double)};
+    case PoolKind::host_leaves: return Bytes{tile.value() / kLeafParameters * sizeof(double)};
     case PoolKind::boundaries:
     case PoolKind::host_boundaries: return workload_->boundary_bytes;
     case PoolKind::host_frozen: return workload_->blocks[block].frozen_bytes;
     case PoolKind::secondary_parameters:
       return bytes_of(workload_->secondary_elements(block), workload_->compute);
     case PoolKind::disk_boundaries: return in_pages(workload_->boundary_bytes);
-    case PoolKind::kept_activations:
-    case PoolKind::host_kept_activations: return saved(block);
-    case PoolKind::disk_kept_activations: return in_pages(saved(block));
+    case PoolKind::saved_activations:
+    case PoolKind::host_saved_activations: return saved(block);
+    case PoolKind::disk_saved_activations: return in_pages(saved(block));
     default: return {};
   }
 }

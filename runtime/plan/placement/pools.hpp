@@ -46,12 +46,12 @@ inline constexpr std::array kBlockPools{
     PoolKind::whole_parameters,    PoolKind::device_state,
     PoolKind::device_gradients,    PoolKind::device_leaves,
     PoolKind::device_sums,         PoolKind::boundaries,
-    PoolKind::kept_activations,    PoolKind::host_gradients,
-    PoolKind::host_boundaries,     PoolKind::host_kept_activations,
+    PoolKind::saved_activations,   PoolKind::host_gradients,
+    PoolKind::host_boundaries,     PoolKind::host_saved_activations,
     PoolKind::host_parameters,     PoolKind::host_stash,
     PoolKind::host_frozen,         PoolKind::secondary_parameters,
-    PoolKind::host_state,          PoolKind::host_sums,
-    PoolKind::disk_boundaries,     PoolKind::disk_kept_activations,
+    PoolKind::host_state,          PoolKind::host_leaves,
+    PoolKind::disk_boundaries,     PoolKind::disk_saved_activations,
     PoolKind::disk_state};
 
 /// The shares of blocks, wherever they are placed; of one workload, tile size and state format.

@@ -16,7 +16,7 @@ Pools used_by(const StepPlan& plan, Pools pools) {
       std::fill_n(used[p].begin() + access.buffer.first, access.buffer.count, true);
     }
   }
-  for (const PoolKind kept : {PoolKind::constants, PoolKind::host_sums}) {
+  for (const PoolKind kept : {PoolKind::constants, PoolKind::host_leaves}) {
     auto& buffers = used[static_cast<std::size_t>(kept)];
     if (!buffers.empty()) buffers.back() = true;
   }

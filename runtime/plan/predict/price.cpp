@@ -7,8 +7,8 @@
 
 #include "runtime/plan/placement/boundaries.hpp"
 #include "runtime/plan/placement/dataflow_graph.hpp"
-#include "runtime/plan/placement/internals.hpp"
 #include "runtime/plan/placement/partition.hpp"
+#include "runtime/plan/placement/saved_activations.hpp"
 #include "runtime/plan/step/op_traffic.hpp"
 
 namespace spillway::plan {
@@ -87,7 +87,7 @@ LaneWork work_of_step(const Workload& workload, const Placement& placement) {
   LaneWork work = work_of_blocks(workload, placement);
   // What the staging slots hold from one step to the next is not read again.
   const double spilled = number(boundary_traffic(workload, placement).spilled +
-                                internals_traffic(workload, placement).spilled);
+                                saved_activations_traffic(workload, placement).spilled);
   const double held =
       number(state_bytes(placement.format, placement.tile_parameters)) * placement.state_slots;
   work.read = std::max(0.0, work.read - spilled - held) + spilled;
@@ -127,7 +127,7 @@ LaneWork work_of(const Workload& w, const Placement& p, std::uint32_t b) {
   if (cut.gradients != Tier::device && w.sums_gradients()) {
     work.cpu = number(summing_traffic(w, b, 0)) + later * number(summing_traffic(w, b, 1));
   }
-  if (w.ranks.count > 1) add_exchange(work, w, b, !cut.resident());
+  if (w.replicas.count > 1) add_exchange(work, w, b, !cut.resident());
   if (w.sums_passes() && w.runs(layer)) add_group(work, w, b);
   // All tiles of a block are alike, but for the last.
   const ElementCount tile = p.tile_parameters;
@@ -138,7 +138,8 @@ LaneWork work_of(const Workload& w, const Placement& p, std::uint32_t b) {
   Bytes on_disk;
   const bool starts = layer < w.head_layer() && w.first_block(layer) == b;
   if (starts && boundary_home(w, p, layer) == Tier::nvme) on_disk += in_pages(w.boundary_bytes);
-  if (internals_leave(w, p, b) && cut.saved == Tier::nvme) on_disk += in_pages(shape.saved_bytes);
+  if (saved_activations_leave(w, p, b) && cut.saved == Tier::nvme)
+    on_disk += in_pages(shape.saved_bytes);
   work.read += passes * number(on_disk);
   work.written += passes * number(on_disk);
   return work;

@@ -22,7 +22,7 @@ constexpr std::size_t kBlocksTried = 1024;
 
 PlacementRequest possible(PlacementRequest request, const Workload& workload) {
   // A rank that does not gather parameters for each pass has them all; the host updates its shard.
-  if (workload.ranks.count > 1 && !workload.gathers()) request.resident = true;
+  if (workload.replicas.count > 1 && !workload.gathers()) request.resident = true;
   return request;
 }
 
@@ -72,18 +72,18 @@ class Chooser {
           "state on the device and streamed parameters exclude each other: the device updates "
           "parameters where they live; ask for state on the host, or for resident parameters");
     check(
-        workload_.ranks.count == 1 || request_.state != Tier::device, ErrorCode::not_supported,
+        workload_.replicas.count == 1 || request_.state != Tier::device, ErrorCode::not_supported,
         "state on the device with more than one rank is not supported; ask for state on the host");
-    check(workload_.ranks.count == 1 || !workload_.tiled, ErrorCode::not_supported,
+    check(workload_.replicas.count == 1 || !workload_.tiled, ErrorCode::not_supported,
           "spillway.operator_tile with more than one rank is not supported");
-    check(workload_.ranks.count == 1 || request_.order == WorkOrder::layer_major,
+    check(workload_.replicas.count == 1 || request_.order == WorkOrder::layer_major,
           ErrorCode::not_supported,
           "spillway.work_order micro_batch_major with more than one rank is not supported");
     SPILLWAY_ASSERT(!request_.offload || request_.keep == true);
     SPILLWAY_ASSERT(request_.offload_share == 0 || (!request_.keep && !workload_.tiled));
     check(
         !workload_.tiled || !request_.offload, ErrorCode::not_supported,
-        "spillway.checkpointing: with spillway.operator_tile kept activations stay on the device; "
+        "spillway.checkpointing: with spillway.operator_tile saved activations stay on the device; "
         "use \"auto\" instead of \"offload\"");
   }
 
@@ -147,7 +147,7 @@ class Chooser {
   };
 
   [[nodiscard]] Base base() const {
-    const bool device_updates = workload_.ranks.count == 1;
+    const bool device_updates = workload_.replicas.count == 1;
     if (device_updates && request_.state.value_or(Tier::device) == Tier::device &&
         request_.resident != false) {
       Draft everything = uniform(/*resident=*/true, Tier::device, request_.keep.value_or(true));
@@ -185,7 +185,7 @@ class Chooser {
     placement.tile_parameters = tile_parameters_;
     const auto blocks = static_cast<std::uint32_t>(workload_.blocks.size());
     const bool waits = state == Tier::device || (request_.sums == true && workload_.rounds > 1 &&
-                                                 workload_.ranks.count == 1);
+                                                 workload_.replicas.count == 1);
     placement.blocks.assign(blocks, {.parameters = resident ? Tier::device : Tier::host,
                                      .gradients = waits ? Tier::device : Tier::host,
                                      .state = state,

@@ -50,7 +50,7 @@ struct Shortage {
 /// with saved activations, parameters and sums of rounds of as many blocks as fit, by their price
 /// (`detail::upgrades`): recomputation costs FLOPs that nothing hides, and streaming is hidden
 /// behind compute while there are enough tokens.
-/// Internal activations are kept on the host, or on nvme, only with `PlacementRequest::offload`,
+/// Saved activations are on the host, or on nvme, only with `PlacementRequest::offload`,
 /// those of as few blocks as make the rest fit, the earliest first; or with `offload_share`, those
 /// of as many blocks as it says, spread evenly. State goes to the host, and to nvme for the blocks
 /// that do not fit there. Boundary activations leave the device for as few blocks as make the rest
@@ -58,7 +58,7 @@ struct Shortage {
 /// only where moving state there is not enough, since state moves once a step and they move every
 /// round. Slots that only hide time (prefetch, the second gradient slot, staging beyond one tile)
 /// are given up before the request is. Throws `Error{invalid_argument}` for device state with
-/// streamed parameters, `Error{not_supported}` for tiles with internal activations off the device.
+/// streamed parameters, `Error{not_supported}` for tiles with saved activations off the device.
 [[nodiscard]] std::variant<Placement, Shortage> choose_placement(const Workload& workload,
                                                                  const Budgets& budgets,
                                                                  const PlacementRequest& request);

@@ -34,7 +34,7 @@ struct PlannedStep {
 };
 
 /// Finds the placement with the shortest step; `first` is one for the request. Tries what the
-/// request leaves open of state on the device, boundaries off it, internal activations (kept,
+/// request leaves open of state on the device, boundaries off it, saved activations (kept,
 /// recomputed, on the host for a share of the blocks), residency and sums of rounds in each way, by
 /// itself and together with the rest. Where ranks gather parameters, tries the best of these with
 /// gathers further ahead. Does not simulate what cannot be faster, and of steps of very many ops

@@ -43,14 +43,14 @@ std::vector<Upgrade> upgrades(const PoolSizes& sizes, const PlacementRequest& re
   if (!request.keep) {
     // The head has no saved activations: its two passes are one op.
     const std::uint32_t head = sizes.workload().head_is_embedding() ? 0 : 1;
-    list.push_back(priced(sizes, request, PoolKind::kept_activations, blocks - head,
+    list.push_back(priced(sizes, request, PoolKind::saved_activations, blocks - head,
                           [](BlockCut& cut) { cut.saved = cut.saved.value_or(Tier::device); }));
   }
   if (!request.resident) {
     list.push_back(priced(sizes, request, PoolKind::resident_parameters, blocks,
                           [](BlockCut& cut) { cut.parameters = Tier::device; }));
   }
-  if (!request.sums && sizes.workload().rounds > 1 && sizes.workload().ranks.count == 1) {
+  if (!request.sums && sizes.workload().rounds > 1 && sizes.workload().replicas.count == 1) {
     list.push_back(priced(sizes, request, PoolKind::device_sums, blocks,
                           [](BlockCut& cut) { cut.gradients = Tier::device; }));
   }

@@ -151,9 +151,9 @@ bool outlives_steps(PoolKind pool, std::size_t circumstance) {
 bool is_of_rounds_in_flight(PoolKind pool) {
   switch (pool) {
     case PoolKind::boundaries:
-    case PoolKind::kept_activations:
-    case PoolKind::host_kept_activations:
-    case PoolKind::disk_kept_activations:
+    case PoolKind::saved_activations:
+    case PoolKind::host_saved_activations:
+    case PoolKind::disk_saved_activations:
     case PoolKind::device_tokens: return true;
     default: return false;
   }

@@ -57,20 +57,20 @@ Bytes summing_traffic(const Workload& workload, std::uint32_t block, std::uint32
 }
 
 Bytes node_gather_traffic(const Workload& workload, std::uint32_t block) {
-  const std::uint64_t others = workload.ranks.secondary - 1;
+  const std::uint64_t others = workload.replicas.secondary - 1;
   return Bytes{workload.secondary_elements(block).value() * others * size_of(workload.compute)};
 }
 
 Bytes gather_traffic(const Workload& workload, std::uint32_t block) {
-  const std::uint64_t sent = workload.shard_elements(block).value() * (workload.ranks.count - 1);
+  const std::uint64_t sent = workload.shard_elements(block).value() * (workload.replicas.count - 1);
   return Bytes{sent * size_of(workload.compute)};
 }
 
 Bytes reduction_traffic(const Workload& workload, std::uint32_t block) {
   // Where nothing is sharded, a sum is a reduce_scatter and an all_gather of its parts.
-  const bool all = workload.shards() == 1 && workload.ranks.sums == SumOrder::fast;
+  const bool all = workload.shards() == 1 && workload.replicas.sums == SumOrder::fast;
   const Bytes sent = gather_traffic(workload, block);
-  return all ? sent / workload.ranks.count * 2U : sent;
+  return all ? sent / workload.replicas.count * 2U : sent;
 }
 
 Bytes tensor_sum_traffic(const Workload& workload, Bytes bytes, DType dtype) {

@@ -1,8 +1,8 @@
 #include "runtime/plan/step/builder/activations.hpp"
 
 #include "runtime/plan/placement/boundaries.hpp"
-#include "runtime/plan/placement/internals.hpp"
 #include "runtime/plan/placement/pools.hpp"
+#include "runtime/plan/placement/saved_activations.hpp"
 
 namespace spillway::plan {
 
@@ -11,10 +11,10 @@ void Activations::restart() {
   waiting_.clear();
 }
 
-Activations::Leaving Activations::boundary(std::uint32_t layer, std::uint32_t m) const {
+Activations::Leaving Activations::leaving_boundary(std::uint32_t layer, std::uint32_t m) const {
   const Tier home = *boundary_home(workload_, placement_, layer);
   const bool disk = home == Tier::nvme;
-  return {.value = activation(layer, m),
+  return {.value = boundary(layer, m),
           .block = workload_.first_block(layer),
           .bytes = workload_.boundary_bytes,
           .slots = PoolKind::boundary_slots,
@@ -23,14 +23,15 @@ Activations::Leaving Activations::boundary(std::uint32_t layer, std::uint32_t m)
                                  layer, m)};
 }
 
-Activations::Leaving Activations::internals(std::uint32_t block, std::uint32_t m) const {
+Activations::Leaving Activations::leaving_saved_activations(std::uint32_t block,
+                                                            std::uint32_t m) const {
   const bool disk = placement_.blocks[block].saved == Tier::nvme;
-  const PoolKind home = disk ? PoolKind::disk_kept_activations : PoolKind::host_kept_activations;
+  const PoolKind home = disk ? PoolKind::disk_saved_activations : PoolKind::host_saved_activations;
   return {.value = saved(workload_.layer_of(block), m),
           .block = block,
           .bytes = workload_.blocks[block].saved_bytes,
-          .slots = PoolKind::kept_activation_slots,
-          .staging = PoolKind::kept_staging,
+          .slots = PoolKind::saved_activation_slots,
+          .staging = PoolKind::saved_activation_staging,
           .home = of_micro_batch(home, block, m)};
 }
 
@@ -62,7 +63,7 @@ Buffer Activations::bring_back(const Leaving& what) {
   return device;
 }
 
-Buffer Activations::passing_activation(std::uint32_t layer, std::uint32_t m) const {
+Buffer Activations::passing_boundary(std::uint32_t layer, std::uint32_t m) const {
   const bool stays = boundary_home(workload_, placement_, layer) == Tier::device;
   return stays ? of_micro_batch(PoolKind::boundaries, layer, m) : passing_[m];
 }
@@ -72,11 +73,11 @@ Buffer Activations::passing_gradient(std::uint32_t m) const {
   return passing_[m];
 }
 
-Buffer Activations::returning_activation(std::uint32_t layer, std::uint32_t m) {
+Buffer Activations::returning_boundary(std::uint32_t layer, std::uint32_t m) {
   if (boundary_home(workload_, placement_, layer) == Tier::device) {
     return of_micro_batch(PoolKind::boundaries, layer, m);
   }
-  return bring_back(boundary(layer, m));
+  return bring_back(leaving_boundary(layer, m));
 }
 
 Buffer Activations::place_for_output(std::uint32_t layer, std::uint32_t m) {
@@ -91,11 +92,11 @@ Buffer Activations::place_for_gradient(std::uint32_t m) {
   return take_free(PoolKind::boundary_slots);
 }
 
-void Activations::pass_activation(std::uint32_t layer, std::uint32_t m, const Buffer& made,
-                                  bool train) {
+void Activations::pass_boundary(std::uint32_t layer, std::uint32_t m, const Buffer& made,
+                                bool train) {
   if (made.pool != PoolKind::boundary_slots) return;
   const bool returns = train && boundary_home(workload_, placement_, layer);
-  if (returns) take_away(boundary(layer, m), made);
+  if (returns) take_away(leaving_boundary(layer, m), made);
   passing_[m] = made;
 }
 
@@ -103,15 +104,15 @@ void Activations::pass_gradient(std::uint32_t m, const Buffer& made) {
   if (made.pool == PoolKind::boundary_slots) passing_[m] = made;
 }
 
-Buffer Activations::kept_activations(std::uint32_t block, std::uint32_t m) const {
+Buffer Activations::saved_activations(std::uint32_t block, std::uint32_t m) const {
   const std::uint32_t first = workload_.first_block(workload_.layer_of(block));
-  if (placement_.blocks[first].saved) return of_micro_batch(PoolKind::kept_activations, first, m);
+  if (placement_.blocks[first].saved) return of_micro_batch(PoolKind::saved_activations, first, m);
   return {PoolKind::recomputation_scratch, workload_.tiled ? m : 0};
 }
 
-Buffer Activations::returning_activations(std::uint32_t block, std::uint32_t m) {
-  if (!internals_leave(workload_, placement_, block)) return kept_activations(block, m);
-  return bring_back(internals(block, m));
+Buffer Activations::returning_saved_activations(std::uint32_t block, std::uint32_t m) {
+  if (!saved_activations_leave(workload_, placement_, block)) return saved_activations(block, m);
+  return bring_back(leaving_saved_activations(block, m));
 }
 
 void Activations::put_by(Direction direction, std::uint32_t layer) {

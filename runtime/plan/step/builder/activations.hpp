@@ -12,7 +12,8 @@ namespace spillway::plan {
 
 class Activations : public StepPart {
  public:
-  /// A saved tensor that waits for backward off the device: a boundary, or a block's internals.
+  /// A saved tensor that waits for backward off the device: a boundary, or a block's saved
+  /// activations.
   struct Leaving {
     Value value;
     std::uint32_t block;  ///< that its copies name
@@ -29,33 +30,33 @@ class Activations : public StepPart {
   // Boundaries; `m` is a micro-batch of the round
 
   /// Returns where the layer's output is for the next layer's forward.
-  [[nodiscard]] Buffer passing_activation(std::uint32_t layer, std::uint32_t m) const;
+  [[nodiscard]] Buffer passing_boundary(std::uint32_t layer, std::uint32_t m) const;
   /// Returns where the gradient of a layer's output is for the layer's backward.
   [[nodiscard]] Buffer passing_gradient(std::uint32_t m) const;
   /// Returns where the layer's output is for the next layer's backward; loads it if it is off the
   /// device.
-  Buffer returning_activation(std::uint32_t layer, std::uint32_t m);
+  Buffer returning_boundary(std::uint32_t layer, std::uint32_t m);
   /// Returns where the layer's output is to be written: its own buffer, or a free slot.
   Buffer place_for_output(std::uint32_t layer, std::uint32_t m);
   /// Returns where the gradient of an output is to be written, likewise.
   Buffer place_for_gradient(std::uint32_t m);
   /// Hands the layer's output to the next layer's forward; in training, saves one whose home is off
   /// the device.
-  void pass_activation(std::uint32_t layer, std::uint32_t m, const Buffer& made, bool train);
+  void pass_boundary(std::uint32_t layer, std::uint32_t m, const Buffer& made, bool train);
   /// Hands the gradient of a layer's output to the layer's backward.
   void pass_gradient(std::uint32_t m, const Buffer& made);
 
   // Activations inside a block, which its backward needs
 
   /// Describes those that a block saves off the device.
-  [[nodiscard]] Leaving internals(std::uint32_t block, std::uint32_t m) const;
+  [[nodiscard]] Leaving leaving_saved_activations(std::uint32_t block, std::uint32_t m) const;
   /// Takes a tensor from `made` to its home; to the disk, through a staging buffer.
   void take_away(const Leaving& what, const Buffer& made);
   /// Returns the device buffer of what the block's layer keeps, or the scratch if it recomputes.
-  [[nodiscard]] Buffer kept_activations(std::uint32_t block, std::uint32_t m) const;
+  [[nodiscard]] Buffer saved_activations(std::uint32_t block, std::uint32_t m) const;
   /// Returns where backward finds what forward saved, loaded if it is off the device, or where it
   /// saves what it recomputes.
-  Buffer returning_activations(std::uint32_t block, std::uint32_t m);
+  Buffer returning_saved_activations(std::uint32_t block, std::uint32_t m);
 
   // Between passes and messages of the stages of a pipeline
 
@@ -69,7 +70,7 @@ class Activations : public StepPart {
 
  private:
   /// Describes a layer's output off the device.
-  [[nodiscard]] Leaving boundary(std::uint32_t layer, std::uint32_t m) const;
+  [[nodiscard]] Leaving leaving_boundary(std::uint32_t layer, std::uint32_t m) const;
   void append_copy(const Leaving& what, Lane lane, const Buffer& from, const Buffer& to);
   /// Brings a tensor from its home to a device slot, and returns the slot.
   Buffer bring_back(const Leaving& what);

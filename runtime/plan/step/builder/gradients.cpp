@@ -84,7 +84,7 @@ void Gradients::finish_gradient(std::uint32_t block) {
 }
 
 void Gradients::download_gradient(std::uint32_t block, const Buffer& made) {
-  const Buffer gradient = workload_.ranks.count > 1 ? reduce_gradient(block, made) : made;
+  const Buffer gradient = workload_.replicas.count > 1 ? reduce_gradient(block, made) : made;
   const Buffer home = tiles_of(PoolKind::host_gradients, block);
   const Value total{ValueKind::total_gradient, block, 0, step_.round};
   const bool lands = workload_.sums_gradients();
@@ -113,7 +113,7 @@ void Gradients::download_gradient(std::uint32_t block, const Buffer& made) {
 
 Buffer Gradients::reduce_gradient(std::uint32_t block, const Buffer& gradient) {
   const bool sharded = workload_.shards() > 1;
-  const bool summed = workload_.ranks.sums == SumOrder::fast;
+  const bool summed = workload_.replicas.sums == SumOrder::fast;
   const Value made{ValueKind::gradient, block, 0, step_.round};
   if (summed && !sharded) {
     OpDraft reduce = draft(OpKind::all_reduce, Lane::net, block);
@@ -143,7 +143,7 @@ void Gradients::append_norms(std::uint32_t block, PoolKind gradients) {
     OpDraft norm = draft_of_tile(OpKind::grad_norm, device ? Lane::gpu : Lane::cpu, tile);
     norm.op.bytes = norm_traffic(workload_, step_.tiles[tile]);
     norm.read({gradients, tile}, {ValueKind::total_gradient, block, 0, step_.round});
-    norm.write({device ? PoolKind::device_leaves : PoolKind::host_sums, tile},
+    norm.write({device ? PoolKind::device_leaves : PoolKind::host_leaves, tile},
                {ValueKind::norm_leaves, tile});
     append(norm);
   }

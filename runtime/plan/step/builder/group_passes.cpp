@@ -1,4 +1,4 @@
-#include "runtime/plan/placement/internals.hpp"
+#include "runtime/plan/placement/saved_activations.hpp"
 #include "runtime/plan/step/builder/pass_writer.hpp"
 #include "runtime/plan/step/op_traffic.hpp"
 
@@ -23,7 +23,7 @@ Access GroupPasses::gathered_normal(std::uint32_t layer, std::uint32_t m) const 
 }
 
 Access GroupPasses::gathered_gradient(std::uint32_t layer, std::uint32_t m) const {
-  Value gradient = activation_gradient(layer, m);
+  Value gradient = boundary_gradient(layer, m);
   gradient.part = kGathered;
   return {.buffer = {PoolKind::gathered_gradients, m}, .value = gradient};
 }
@@ -44,7 +44,7 @@ void GroupPasses::gather_normal(const OpDraft& reads, const Buffer& input) {
   Access own{.buffer = {PoolKind::own_rows, m}, .value = all.value};
   own.value.part = kShard;
   OpDraft norm = reads;
-  norm.read(input, activation(layer - 1, m));
+  norm.read(input, boundary(layer - 1, m));
   norm.write(own.buffer, own.value);
   norm.write({PoolKind::workspace}, {});
   append(norm);
@@ -55,7 +55,7 @@ void GroupPasses::gather_gradient(std::uint32_t block, std::uint32_t m) {
   if (!workload_.shares_tokens()) return;
   const std::uint32_t layer = workload_.layer_of(block);
   append_group(OpKind::all_gather, block, m, token_gather_traffic(workload_),
-               {.buffer = activations_.passing_gradient(m), .value = activation_gradient(layer, m)},
+               {.buffer = activations_.passing_gradient(m), .value = boundary_gradient(layer, m)},
                gathered_gradient(layer, m));
 }
 
@@ -63,14 +63,14 @@ void GroupPasses::visit_forward(std::uint32_t block, MicroBatches range, bool tr
   const std::uint32_t layer = workload_.layer_of(block);
   const Buffer weights = weights_.bring_parameters(block);
   if (block == 0 && messages_.lends_first()) messages_.lend_embedding(weights);
-  const bool leaves = train && internals_leave(workload_, placement_, block);
+  const bool leaves = train && saved_activations_leave(workload_, placement_, block);
   const auto begin = [&](std::uint32_t m) {
     OpDraft forward = draft(OpKind::forward, Lane::gpu, block, m);
     forward.read(weights, parameters(block));
     return forward;
   };
   for (std::uint32_t m = range.first; layer > 0 && m < range.last; ++m) {
-    gather_normal(begin(m), activations_.passing_activation(layer - 1, m));
+    gather_normal(begin(m), activations_.passing_boundary(layer - 1, m));
   }
   for (std::uint32_t m = range.first; m < range.last; ++m) {
     OpDraft forward = begin(m);
@@ -79,25 +79,25 @@ void GroupPasses::visit_forward(std::uint32_t block, MicroBatches range, bool tr
     if (layer == 0) {
       bring_tokens(forward, /*held=*/false);
     } else {
-      input = activations_.passing_activation(layer - 1, m);
-      forward.read(input, activation(layer - 1, m));
+      input = activations_.passing_boundary(layer - 1, m);
+      forward.read(input, boundary(layer - 1, m));
       if (workload_.shares_tokens()) forward.read(gathered_normal(layer, m));
     }
     const Buffer output = activations_.place_for_output(layer, m);
-    const Access sum{.buffer = output, .value = activation(layer, m)};
+    const Access sum{.buffer = output, .value = boundary(layer, m)};
     forward.write(addend_of(sum));
-    const Buffer kept = leaves ? take_free(PoolKind::kept_activation_slots)
-                               : activations_.kept_activations(block, m);
+    const Buffer kept = leaves ? take_free(PoolKind::saved_activation_slots)
+                               : activations_.saved_activations(block, m);
     if (train && placement_.blocks[block].saved) forward.write(kept, saved(layer, m));
     forward.write({PoolKind::workspace}, {});
     append(forward);
     sum_passes(block, sum);
     if (layer > 0) give_back(input);
     if (leaves) {
-      activations_.take_away(activations_.internals(block, m), kept);
+      activations_.take_away(activations_.leaving_saved_activations(block, m), kept);
       give_back(kept);
     }
-    activations_.pass_activation(layer, m, output, train);
+    activations_.pass_boundary(layer, m, output, train);
   }
   give_back(weights);
 }
@@ -114,7 +114,7 @@ void GroupPasses::backward_part(std::uint32_t block, std::uint32_t m, const Buff
   if (workload_.shares_tokens()) {
     backward.read(gathered_gradient(layer, m));
   } else {
-    backward.read(gradient, activation_gradient(layer, m));
+    backward.read(gradient, boundary_gradient(layer, m));
   }
   if (layer == 0) {
     backward.read(device_tokens(m), of_pass(ValueKind::tokens, m));
@@ -123,12 +123,12 @@ void GroupPasses::backward_part(std::uint32_t block, std::uint32_t m, const Buff
     append(backward);
     return give_back(gradient);
   }
-  const Buffer kept = activations_.returning_activations(block, m);
+  const Buffer kept = activations_.returning_saved_activations(block, m);
   backward.read(weights, parameters(block));
   if (workload_.shares_tokens()) {
     backward.read(gathered_normal(layer, m));
   } else {
-    backward.read(held_[m], activation(layer - 1, m));
+    backward.read(held_[m], boundary(layer - 1, m));
   }
   // What is recomputed ends before the addend to the output, whose sum is there.
   recomputes(layer) ? backward.write(kept, saved(layer, m)) : backward.read(kept, saved(layer, m));
@@ -148,10 +148,10 @@ void GroupPasses::finish_backward(std::uint32_t block, std::uint32_t m, const Bu
   const Buffer gradient = activations_.passing_gradient(m);
   OpDraft finish = draft(OpKind::backward, Lane::gpu, block, m);
   finish.read(weights, parameters(block));
-  finish.read(held_[m], activation(layer - 1, m));
+  finish.read(held_[m], boundary(layer - 1, m));
   finish.read(norm_gradient(layer, m));
-  finish.read(gradient, activation_gradient(layer, m));
-  finish.write(gradient, activation_gradient(layer - 1, m));
+  finish.read(gradient, boundary_gradient(layer, m));
+  finish.write(gradient, boundary_gradient(layer - 1, m));
   gradients_.add_norm_gradient(finish, accumulator);
   finish.write({PoolKind::workspace}, {});
   append(finish);
@@ -165,7 +165,7 @@ void GroupPasses::visit_backward(std::uint32_t block, MicroBatches range) {
   for (std::uint32_t m = range.first; m < range.last; ++m) {
     gather_gradient(block, m);
     if (layer == 0) continue;
-    held_[m] = activations_.returning_activation(layer - 1, m);
+    held_[m] = activations_.returning_boundary(layer - 1, m);
     OpDraft reads = draft(OpKind::backward, Lane::gpu, block, m);
     reads.read(weights, parameters(block));
     gather_normal(reads, held_[m]);
@@ -208,7 +208,7 @@ void GroupPasses::read_hidden(OpDraft& loss, const HeadVisit& head, std::uint32_
   const std::uint32_t layer = workload_.head_layer();
   if (workload_.tied_head) loss.read(head.borrowed, parameters(0));
   if (workload_.shares_tokens()) return loss.read(gathered_normal(layer, m));
-  loss.read(activations_.passing_activation(layer - 1, m), activation(layer - 1, m));
+  loss.read(activations_.passing_boundary(layer - 1, m), boundary(layer - 1, m));
 }
 
 /// Gathers on all ranks what each knows of the tokens from its part of the vocabulary.
@@ -254,9 +254,9 @@ void GroupPasses::finish_head(const HeadVisit& head, std::uint32_t m) {
   const std::uint32_t layer = workload_.head_layer();
   held_[m] = activations_.place_for_gradient(m);
   OpDraft finish = draft_of_head(head, m);
-  finish.read(activations_.passing_activation(layer - 1, m), activation(layer - 1, m));
+  finish.read(activations_.passing_boundary(layer - 1, m), boundary(layer - 1, m));
   finish.read(norm_gradient(layer, m));
-  finish.write(held_[m], activation_gradient(layer - 1, m));
+  finish.write(held_[m], boundary_gradient(layer - 1, m));
   gradients_.add_norm_gradient(finish, head.accumulator);
   finish.write({PoolKind::workspace}, {});
   append(finish);
@@ -266,13 +266,13 @@ void GroupPasses::visit_head(MicroBatches range, bool train) {
   const std::uint32_t layer = workload_.head_layer();
   const HeadVisit head = begin_head(range, train);
   for (std::uint32_t m = range.first; m < range.last; ++m) {
-    gather_normal(draft_of_head(head, m), activations_.passing_activation(layer - 1, m));
+    gather_normal(draft_of_head(head, m), activations_.passing_boundary(layer - 1, m));
   }
   for (std::uint32_t m = range.first; m < range.last; ++m) scan_head(head, m);
   for (std::uint32_t m = range.first; m < range.last; ++m) loss_of_part(head, m, train);
   for (std::uint32_t m = range.first; m < range.last; ++m) {
     if (train) finish_head(head, m);
-    give_back(activations_.passing_activation(layer - 1, m));
+    give_back(activations_.passing_boundary(layer - 1, m));
     if (train) activations_.pass_gradient(m, held_[m]);
   }
   if (workload_.tied_head) give_back(head.borrowed);

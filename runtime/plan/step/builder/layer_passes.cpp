@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "runtime/plan/placement/boundaries.hpp"
-#include "runtime/plan/placement/internals.hpp"
+#include "runtime/plan/placement/saved_activations.hpp"
 #include "runtime/plan/step/builder/pass_writer.hpp"
 
 namespace spillway::plan {
@@ -15,7 +15,7 @@ void LayerPasses::visit_forward(std::uint32_t block, MicroBatches range, bool tr
   const bool ends = part == last_part(layer);
   const Buffer weights = weights_.bring_parameters(block);
   if (block == 0 && messages_.lends_first()) messages_.lend_embedding(weights);
-  const bool leaves = train && internals_leave(workload_, placement_, block);
+  const bool leaves = train && saved_activations_leave(workload_, placement_, block);
   // Tiles of a layer meet in what it saves, whether that is kept or not.
   const bool saves = workload_.tiled ? layer > 0 : train && placement_.blocks[block].saved;
   for (std::uint32_t m = range.first; m < range.last; ++m) {
@@ -27,16 +27,16 @@ void LayerPasses::visit_forward(std::uint32_t block, MicroBatches range, bool tr
     if (layer == 0) {
       bring_tokens(forward, !begins);
     } else {
-      if (again && begins) held_[m] = activations_.returning_activation(layer - 1, m);
-      input = again ? held_[m] : activations_.passing_activation(layer - 1, m);
-      forward.read(input, activation(layer - 1, m));
+      if (again && begins) held_[m] = activations_.returning_boundary(layer - 1, m);
+      input = again ? held_[m] : activations_.passing_boundary(layer - 1, m);
+      forward.read(input, boundary(layer - 1, m));
     }
     if (!again) {
       if (begins) held_[m] = activations_.place_for_output(layer, m);
-      forward.write(held_[m], made_by(ValueKind::activation, layer, part, m));
+      forward.write(held_[m], made_by(ValueKind::boundary, layer, part, m));
     }
-    const Buffer kept = leaves ? take_free(PoolKind::kept_activation_slots)
-                               : activations_.kept_activations(block, m);
+    const Buffer kept = leaves ? take_free(PoolKind::saved_activation_slots)
+                               : activations_.saved_activations(block, m);
     if (saves) {
       if (!begins) forward.read(kept, made_by(ValueKind::saved, layer, part - 1, m));
       forward.write(kept, made_by(ValueKind::saved, layer, part, m));
@@ -45,10 +45,10 @@ void LayerPasses::visit_forward(std::uint32_t block, MicroBatches range, bool tr
     append(forward);
     if (layer > 0 && ends && !again) give_back(input);
     if (leaves) {
-      activations_.take_away(activations_.internals(block, m), kept);
+      activations_.take_away(activations_.leaving_saved_activations(block, m), kept);
       give_back(kept);
     }
-    if (ends && !again) activations_.pass_activation(layer, m, held_[m], train);
+    if (ends && !again) activations_.pass_boundary(layer, m, held_[m], train);
   }
   give_back(weights);
 }
@@ -80,20 +80,20 @@ void LayerPasses::visit_backward(std::uint32_t block, MicroBatches range) {
   for (std::uint32_t m = range.first; m < range.last; ++m) {
     OpDraft backward = draft(OpKind::backward, Lane::gpu, block, m);
     backward.op.flops = shape.backward_flops + (with_forward ? shape.forward_flops : 0);
-    const Buffer kept = embeds ? Buffer{} : activations_.returning_activations(block, m);
-    if (loads) held_[m] = activations_.returning_activation(layer - 1, m);
+    const Buffer kept = embeds ? Buffer{} : activations_.returning_saved_activations(block, m);
+    if (loads) held_[m] = activations_.returning_boundary(layer - 1, m);
     const Buffer gradient = activations_.passing_gradient(m);
     if (embeds) {
       backward.read(device_tokens(m), of_pass(ValueKind::tokens, m));
     } else {
       backward.read(weights, parameters(block));
       weights_.read_vectors(backward);
-      backward.read(held_[m], activation(layer - 1, m));
+      backward.read(held_[m], boundary(layer - 1, m));
       if (with_forward) {
         const bool home = boundary_home(workload_, placement_, layer) == Tier::device;
         backward.write(home ? of_micro_batch(PoolKind::boundaries, layer, m)
                             : Buffer{PoolKind::recomputed_boundary},
-                       activation(layer, m));
+                       boundary(layer, m));
         backward.write(kept, saved(layer, m));
       } else {
         backward.read(kept, saved(layer, m));
@@ -101,8 +101,8 @@ void LayerPasses::visit_backward(std::uint32_t block, MicroBatches range) {
       if (workload_.tiled) meet_tiles(backward, layer, part, last_part(layer) + 1);
       gradients_.write_vectors(backward);
     }
-    backward.read(gradient, activation_gradient(layer, m));
-    backward.write(gradient, activation_gradient(ends && !embeds ? layer - 1 : layer, m));
+    backward.read(gradient, boundary_gradient(layer, m));
+    backward.write(gradient, boundary_gradient(ends && !embeds ? layer - 1 : layer, m));
     gradients_.add_gradient(backward, accumulator);
     backward.write({PoolKind::workspace}, {});
     append(backward);
@@ -169,8 +169,8 @@ void LayerPasses::visit_loss(std::uint32_t block, MicroBatches range, HeadPass p
     loss.read(weights, parameters(block));
     if (borrows) loss.read(borrowed, parameters(tied_block));
     weights_.read_vectors(loss);
-    const Buffer input = activations_.passing_activation(layer - 1, m);
-    loss.read(input, activation(layer - 1, m));
+    const Buffer input = activations_.passing_boundary(layer - 1, m);
+    loss.read(input, boundary(layer - 1, m));
     bring_tokens(loss, workload_.runs(0));
     if (workload_.logits_bytes > Bytes{}) {
       loss.write({PoolKind::logits}, of_pass(ValueKind::logits, m));
@@ -180,7 +180,7 @@ void LayerPasses::visit_loss(std::uint32_t block, MicroBatches range, HeadPass p
     if (workload_.tiled) meet_tiles_of_head(loss, part, train);
     if (train) {
       if (block + 1 == end) held_[m] = activations_.place_for_gradient(m);
-      loss.write(held_[m], activation_gradient(layer - 1, m));
+      loss.write(held_[m], boundary_gradient(layer - 1, m));
       if (is_own) gradients_.add_gradient(loss, accumulator);
       if (workload_.tied_head) {
         loss.write(tied_accumulator(tied_block), tied_gradient(tied_block));

@@ -35,7 +35,7 @@ void Messages::receive_boundaries(const StageEntry& turn, std::uint32_t layer) {
     append_message(OpKind::receive, turn.peer, workload_.first_block(layer), m,
                    workload_.boundary_bytes,
                    {.buffer = place, .value = passing(direction, layer, m)});
-    forward ? activations_.pass_activation(layer, m, place, step_.trains)
+    forward ? activations_.pass_boundary(layer, m, place, step_.trains)
             : activations_.pass_gradient(m, place);
   }
   activations_.put_by(direction, layer);
@@ -47,7 +47,7 @@ void Messages::send_boundaries(const StageEntry& turn, std::uint32_t layer) {
   activations_.restore_boundary(direction, layer);
   for (std::uint32_t m = 0; m < workload_.micro_batches; ++m) {
     const Buffer made =
-        forward ? activations_.passing_activation(layer, m) : activations_.passing_gradient(m);
+        forward ? activations_.passing_boundary(layer, m) : activations_.passing_gradient(m);
     append_message(OpKind::send, turn.peer, workload_.first_block(layer), m,
                    workload_.boundary_bytes,
                    {.buffer = made, .value = passing(direction, layer, m)});

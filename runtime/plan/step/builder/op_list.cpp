@@ -15,7 +15,7 @@ Copy copied_by(std::span<const Access> accesses) {
   SPILLWAY_ASSERT(!source.writes && target.writes);
   ValueKind what = source.value.kind;
   if (what == ValueKind::total_gradient) what = ValueKind::gradient;
-  if (what == ValueKind::activation_gradient) what = ValueKind::activation;
+  if (what == ValueKind::boundary_gradient) what = ValueKind::boundary;
   return {.what = what, .from = tier_of(source.buffer.pool), .to = tier_of(target.buffer.pool)};
 }
 

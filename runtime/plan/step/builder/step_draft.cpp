@@ -5,7 +5,7 @@
 
 #include "runtime/base/error.hpp"
 #include "runtime/plan/placement/boundaries.hpp"
-#include "runtime/plan/placement/internals.hpp"
+#include "runtime/plan/placement/saved_activations.hpp"
 
 namespace spillway::plan {
 namespace {
@@ -41,7 +41,7 @@ void check_placement(const Workload& workload, const Placement& placement) {
                   layers_with(workload, placement, Tier::nvme) == 0);
   // One to compute in or read from, and one that is copied meanwhile.
   SPILLWAY_ASSERT(placement.saved_slots >= 2 ||
-                  offloaded_internals(workload, placement) == Bytes{});
+                  offloaded_saved_activations(workload, placement) == Bytes{});
   SPILLWAY_ASSERT(placement.saved_staging > 0 || !placement.any_saved(Tier::nvme));
 }
 

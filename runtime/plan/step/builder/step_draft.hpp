@@ -83,17 +83,17 @@ class StepPart {
 
   /// Returns the output of a layer on its way forward, or its gradient on the way back.
   [[nodiscard]] Value passing(Direction direction, std::uint32_t layer, std::uint32_t m) const {
-    return direction == Direction::forward ? activation(layer, m) : activation_gradient(layer, m);
+    return direction == Direction::forward ? boundary(layer, m) : boundary_gradient(layer, m);
   }
   /// Returns the output of a layer after its last block.
-  [[nodiscard]] Value activation(std::uint32_t layer, std::uint32_t m) const {
-    return {ValueKind::activation, layer, m, step_.round, last_part(layer)};
+  [[nodiscard]] Value boundary(std::uint32_t layer, std::uint32_t m) const {
+    return {ValueKind::boundary, layer, m, step_.round, last_part(layer)};
   }
   [[nodiscard]] Value tied_gradient(std::uint32_t block) const {
     return {ValueKind::tied_gradient_sum, block, 0, step_.round};
   }
-  [[nodiscard]] Value activation_gradient(std::uint32_t layer, std::uint32_t m) const {
-    return {ValueKind::activation_gradient, layer, m, step_.round};
+  [[nodiscard]] Value boundary_gradient(std::uint32_t layer, std::uint32_t m) const {
+    return {ValueKind::boundary_gradient, layer, m, step_.round};
   }
   /// Returns what the blocks of a layer, its parts, make one after another, as it is after `part`.
   [[nodiscard]] Value made_by(ValueKind kind, std::uint32_t layer, std::uint32_t part,
@@ -127,7 +127,7 @@ class StepPart {
     return {ValueKind::parameters, block, 0, 0, kSecondary};
   }
   [[nodiscard]] Value gradient_shard(std::uint32_t block) const {
-    return {ValueKind::gradient, block, 0, step_.round, workload_.ranks.count > 1 ? kShard : 0};
+    return {ValueKind::gradient, block, 0, step_.round, workload_.replicas.count > 1 ? kShard : 0};
   }
   [[nodiscard]] std::uint32_t blocks() const {
     return static_cast<std::uint32_t>(workload_.blocks.size());

@@ -1,5 +1,5 @@
-// Internals: the activations inside a block that its backward reads, `BlockShape::saved_bytes` a
-// micro-batch; where kept ones wait for it and what moving them costs. Pure.
+// Saved activations: those inside a block that its backward reads, `BlockShape::saved_bytes` a
+// micro-batch; where they wait for it and what moving them costs. Pure.
 //
 // A block that keeps them gives them device memory of their own or, where `BlockCut::saved` says
 // so, a home in host memory or on disk. Then forward computes them into a device slot
@@ -17,21 +17,22 @@
 
 namespace spillway::plan {
 
-/// Whether the block's internal activations leave the device. The head's never do: its two passes
+/// Whether the block's saved activations leave the device. The head's never do: its two passes
 /// are one op. Blocks that save nothing have nothing to move.
-[[nodiscard]] bool internals_leave(const Workload& workload, const Placement& placement,
-                                   std::uint32_t block);
-/// Bytes of all internal activations that leave the device, for one micro-batch.
-[[nodiscard]] Bytes offloaded_internals(const Workload& workload, const Placement& placement);
+[[nodiscard]] bool saved_activations_leave(const Workload& workload, const Placement& placement,
+                                           std::uint32_t block);
+/// Bytes of all saved activations that leave the device, for one micro-batch.
+[[nodiscard]] Bytes offloaded_saved_activations(const Workload& workload,
+                                                const Placement& placement);
 
-/// Bytes of internals that a training step moves.
-struct InternalsTraffic {
+/// Bytes of saved activations that a training step moves.
+struct SavedActivationsTraffic {
   Bytes saved;    ///< device to host, and as many back
   Bytes spilled;  ///< host to disk, and as many back
 };
 /// Returns, with R rounds of M micro-batches and S_b the `saved_bytes` of block b: R M times the
 /// sum of S_b over the blocks that leave, and in whole pages over those whose home is the disk.
-[[nodiscard]] InternalsTraffic internals_traffic(const Workload& workload,
-                                                 const Placement& placement);
+[[nodiscard]] SavedActivationsTraffic saved_activations_traffic(const Workload& workload,
+                                                                const Placement& placement);
 
 }  // namespace spillway::plan
