@@ -126,7 +126,7 @@ class BareEngine {
     OpActions& actions = engine_.actions();
     Blindfold blindfold(actions, engine_.memory());
     OpPerformer& performer = blindfolded ? static_cast<OpPerformer&>(blindfold) : actions;
-    OpActions::Step& step = actions.step();
+    StepDecisions& step = actions.decisions();
     step.loss_gradient_scale = 1e-2F;
     step.commit.payload = {std::byte{1}};
     executor_->run(performer);

@@ -78,7 +78,7 @@ class WeightsByHand : public StepCycle {
     StepResult result;
     result.tokens = plan::tokens_of_step(workload());
     result.scale = state_.loss_scale.scale;
-    engine().actions().step().loss_gradient_scale =
+    engine().actions().decisions().loss_gradient_scale =
         static_cast<float>(result.scale / static_cast<double>(result.tokens));
     run_step();  // no update is pending
     std::ranges::copy(kept_.back(), weights.begin());

@@ -57,7 +57,7 @@ class ResidentModel {
     fill_random_tokens(
         {reinterpret_cast<std::int32_t*>(tokens.data()), tokens.size() / sizeof(std::int32_t)},
         request.config.vocab_size, request.options.seed);
-    engine_.actions().step().loss_gradient_scale =
+    engine_.actions().decisions().loss_gradient_scale =
         1.0F / static_cast<float>(engine_.setup().workload.tokens);
   }
 

@@ -55,7 +55,7 @@ class PassBench {
     StepEngine engine(setup_, model_,
                       plan::used_by(pass, plan::make_pools(setup_.workload, setup_.placement)));
     fill(engine, numbers_);
-    engine.actions().step().loss_gradient_scale = 1;
+    engine.actions().decisions().loss_gradient_scale = 1;
     const auto executor = engine.prepare(std::move(pass));
     const auto run = [&] { executor->run_on_stream(engine.actions(), plan::Lane::gpu); };
     if (!warm_) warm_up(run);

@@ -154,7 +154,7 @@ void StepCycle::close_copy() {
 
 void StepCycle::copy_now(const nvme_swap::StoreOptions& options) {
   flush(Commits::no);
-  OpActions::Step& step = engine_.actions().step();
+  StepDecisions& step = engine_.actions().decisions();
   try {
     copy_next(options);
     prepare_commit(Commits::no, Writes::all);
@@ -181,7 +181,7 @@ void StepCycle::read_masters(std::uint32_t block, std::span<float> masters) {
 
 /// `writes`: by the plan that is about to run.
 void StepCycle::prepare_commit(Commits commits, Writes writes) {
-  OpActions::Step& step = engine_.actions().step();
+  StepDecisions& step = engine_.actions().decisions();
   step.update = pending_;
   step.commit_due =
       commits == Commits::yes && engine_.store() != nullptr && committed_step_ != state_.step;
@@ -193,7 +193,7 @@ void StepCycle::prepare_commit(Commits commits, Writes writes) {
 }
 
 void StepCycle::finish_commit() {
-  OpActions::Step& step = engine_.actions().step();
+  StepDecisions& step = engine_.actions().decisions();
   if (step.commit_due) committed_step_ = state_.step;
   pending_.pending = false;
   if (std::exchange(step.copy, nullptr) != nullptr) close_copy();
@@ -204,12 +204,12 @@ void StepCycle::fill() {
   flush(Commits::no);
   for (Lists& lists : lists_) {
     if (has_versions_) break;
-    engine_.actions().step().stash_due = true;
-    engine_.actions().step().commit_due = false;
+    engine_.actions().decisions().stash_due = true;
+    engine_.actions().decisions().commit_due = false;
     run(*lists.flush);
   }
   has_versions_ = true;
-  engine_.actions().step().stash_due = false;
+  engine_.actions().decisions().stash_due = false;
   run(*lists().fill);
   is_full_ = true;
 }
@@ -218,12 +218,13 @@ void StepCycle::fill() {
 void StepCycle::run_step() {
   if (workload().stage.stays_full() && !is_full_) fill();
   prepare_commit(commits_next() ? Commits::yes : Commits::no, Writes::all);
-  const bool records = (engine_.actions().step().commit_due || copying()) && !commits_in_step();
+  const bool records =
+      (engine_.actions().decisions().commit_due || copying()) && !commits_in_step();
   Executor& executor = records ? *lists().recorded : *lists().step;
   run(executor);
   last_executor_ = &executor;
   finish_commit();
-  engine_.actions().step().stash_due = true;
+  engine_.actions().decisions().stash_due = true;
   if (copying()) copy_committed();
 }
 
@@ -242,10 +243,10 @@ void StepCycle::flush(Commits commits) {
   const bool in_step = commits_in_step();
   const bool due = (commits == Commits::yes && in_step) || commits_to_evaluate();
   prepare_commit(due ? Commits::yes : Commits::no, in_step ? Writes::all : Writes::some);
-  const bool committed = engine_.actions().step().commit_due;
+  const bool committed = engine_.actions().decisions().commit_due;
   run(*lists().flush);
   finish_commit();
-  engine_.actions().step().stash_due = false;
+  engine_.actions().decisions().stash_due = false;
   if (committed) await_all_ranks();
 }
 
@@ -257,8 +258,9 @@ void StepCycle::await_all_ranks() { engine_.ranks().barrier(); }
 void StepCycle::snapshot() {
   prepare_commit(Commits::yes,
                  placement().any_state(plan::Tier::nvme) ? Writes::some : Writes::all);
-  if (!engine_.actions().step().commit_due && engine_.actions().step().copy == nullptr) return;
-  const bool committed = engine_.actions().step().commit_due;
+  if (!engine_.actions().decisions().commit_due && engine_.actions().decisions().copy == nullptr)
+    return;
+  const bool committed = engine_.actions().decisions().commit_due;
   run(*snapshot_executor_);
   finish_commit();
   if (committed) await_all_ranks();

@@ -101,7 +101,7 @@ std::span<const StepResult> Trainer::step(const data::TokenFile& tokens,
   StepResult& result = results_.emplace_back();
   result.tokens = plan::tokens_of_step(workload());
   result.scale = state_.loss_scale.scale;
-  engine().actions().step().loss_gradient_scale =
+  engine().actions().decisions().loss_gradient_scale =
       static_cast<float>(result.scale / static_cast<double>(result.tokens));
   const bool commits = commits_next();
   run_step();

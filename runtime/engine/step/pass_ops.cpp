@@ -1,5 +1,5 @@
-// The ops of FWD-BWD: arguments of the transformer's passes from what an op declares.
-#include "runtime/engine/step/op_actions.hpp"
+#include "runtime/engine/step/pass_ops.hpp"
+
 #include "runtime/model/row_ops.hpp"
 
 namespace spillway::engine {
@@ -9,19 +9,20 @@ using plan::OpKind;
 using plan::ValueKind;
 
 template <class Arguments>
-Arguments OpActions::common_arguments(const Op& op) const {
-  const OpMemory memory = memory_of(op);
-  const plan::Workload& workload = resources_.workload;
+Arguments PassOps::common_arguments(const Op& op) const {
+  const OpMemory memory = context_.memory_of(op);
+  const plan::Workload& workload = context_.resources.workload;
   const bool is_loss = op.kind == OpKind::loss;
   const std::uint32_t layer = is_loss ? workload.head_layer() : workload.layer_of(op.block);
   Arguments arguments;
   arguments.block = op.block;
   // The embedding's backward reads no parameters.
   if (op.kind != OpKind::backward || layer > 0) {
-    arguments.parameters =
-        memory.device(memory.read(ValueKind::parameters, op.block), compute_bytes(op.block));
+    arguments.parameters = memory.device(memory.read(ValueKind::parameters, op.block),
+                                         context_.compute_bytes(op.block));
     if (workload.tiled) {
-      arguments.shared = memory.device(memory.read(ValueKind::parameters, 0), compute_bytes(0));
+      arguments.shared =
+          memory.device(memory.read(ValueKind::parameters, 0), context_.compute_bytes(0));
     }
   }
   if (layer > 0 && memory.reads(ValueKind::boundary, layer - 1)) {
@@ -47,9 +48,9 @@ offload::DeviceSpan<std::int32_t> tokens_of(const OpMemory& memory) {
 
 }  // namespace
 
-model::ForwardArguments OpActions::forward_arguments(const Op& op) const {
-  const OpMemory memory = memory_of(op);
-  const std::uint32_t layer = resources_.workload.layer_of(op.block);
+model::ForwardArguments PassOps::forward_arguments(const Op& op) const {
+  const OpMemory memory = context_.memory_of(op);
+  const std::uint32_t layer = context_.resources.workload.layer_of(op.block);
   auto arguments = common_arguments<model::ForwardArguments>(op);
   if (layer == 0) {
     const auto tokens = tokens_of(memory);
@@ -60,47 +61,47 @@ model::ForwardArguments OpActions::forward_arguments(const Op& op) const {
     arguments.output = memory.device(memory.write(ValueKind::boundary, layer));
   }
   if (memory.writes(ValueKind::saved, layer)) {
-    const std::uint32_t first = resources_.workload.first_block(layer);
+    const std::uint32_t first = context_.resources.workload.first_block(layer);
     arguments.saved = memory.device(memory.write(ValueKind::saved, layer),
-                                    resources_.workload.blocks[first].saved_bytes);
+                                    context_.resources.workload.blocks[first].saved_bytes);
   }
   return arguments;
 }
 
 /// Makes this rank's tokens of a norm's output, if that is what the op is for.
-bool OpActions::normalizes(const Op& op) {
-  const OpMemory memory = memory_of(op);
-  const std::uint32_t layer = resources_.workload.layer_of(op.block);
+bool PassOps::normalizes(const Op& op) const {
+  const OpMemory memory = context_.memory_of(op);
+  const std::uint32_t layer = context_.resources.workload.layer_of(op.block);
   if (!memory.writes(ValueKind::normal, layer)) return false;
   auto arguments = common_arguments<model::NormalizeArguments>(op);
   arguments.output = memory.device(memory.write(ValueKind::normal, layer));
-  resources_.transformer->normalize(arguments);
+  context_.resources.transformer->normalize(arguments);
   return true;
 }
 
-void OpActions::forward(const Op& op) {
+void PassOps::forward(const Op& op) const {
   if (normalizes(op)) return;
-  resources_.transformer->forward(forward_arguments(op));
+  context_.resources.transformer->forward(forward_arguments(op));
 }
 
-void OpActions::backward(const Op& op) {
+void PassOps::backward(const Op& op) const {
   if (normalizes(op)) return;
-  const OpMemory memory = memory_of(op);
-  const plan::Workload& workload = resources_.workload;
+  const OpMemory memory = context_.memory_of(op);
+  const plan::Workload& workload = context_.resources.workload;
   const std::uint32_t layer = workload.layer_of(op.block);
   auto arguments = common_arguments<model::BackwardArguments>(op);
   arguments.boundary_gradient = memory.device(memory.read(ValueKind::boundary_gradient, layer));
   arguments.gradients =
-      memory.device(memory.write(ValueKind::gradient_sum, op.block), sum_bytes(op.block))
+      memory.device(memory.write(ValueKind::gradient_sum, op.block), context_.sum_bytes(op.block))
           .as<float>();
   arguments.first = op.micro_batch == 0;
   if (workload.sums_passes() && memory.reads(ValueKind::between_tiles, layer)) {
     arguments.carried = memory.device(memory.read(ValueKind::between_tiles, layer));
-    return resources_.transformer->finish_backward(arguments);
+    return context_.resources.transformer->finish_backward(arguments);
   }
   if (layer > 0) {
     const bool recomputes = memory.writes(ValueKind::saved, layer);
-    if (recomputes) resources_.transformer->forward(forward_arguments(op));
+    if (recomputes) context_.resources.transformer->forward(forward_arguments(op));
     const auto saved =
         recomputes ? memory.write(ValueKind::saved, layer) : memory.read(ValueKind::saved, layer);
     arguments.saved =
@@ -116,44 +117,44 @@ void OpActions::backward(const Op& op) {
     const auto tokens = memory.device(memory.read(ValueKind::tokens)).as<std::int32_t>();
     arguments.tokens = tokens.subspan(0, tokens.size() / 2);
   }
-  resources_.transformer->backward(arguments);
+  context_.resources.transformer->backward(arguments);
 }
 
 /// Returns the parameters of an embedding; of another stage's, only what the head uses is here.
-offload::DeviceSpan<std::byte> OpActions::tied_parameters(const Op& op, std::uint32_t block) const {
-  const OpMemory memory = memory_of(op);
+offload::DeviceSpan<std::byte> PassOps::tied_parameters(const Op& op, std::uint32_t block) const {
+  const OpMemory memory = context_.memory_of(op);
   const plan::Buffer at = memory.read(ValueKind::parameters, block);
-  if (resources_.workload.borrows_embedding()) return memory.device(at);
-  return memory.device(at, compute_bytes(block));
+  if (context_.resources.workload.borrows_embedding()) return memory.device(at);
+  return memory.device(at, context_.compute_bytes(block));
 }
 
-void OpActions::logits(const Op& op) {
-  const OpMemory memory = memory_of(op);
+void PassOps::logits(const Op& op) const {
+  const OpMemory memory = context_.memory_of(op);
   const auto common = common_arguments<model::LossArguments>(op);
   model::Transformer::LogitsArguments arguments;
   arguments.parameters = common.parameters;
-  if (resources_.workload.tied_head) arguments.tied_parameters = tied_parameters(op, 0);
+  if (context_.resources.workload.tied_head) arguments.tied_parameters = tied_parameters(op, 0);
   arguments.input = common.input;
   arguments.logits = memory.device(memory.write(ValueKind::logits)).as<float>();
   arguments.all_positions = true;
   arguments.workspace = common.workspace;
-  resources_.transformer->logits(arguments);
+  context_.resources.transformer->logits(arguments);
 }
 
 /// Runs one of the passes of a head that a tensor group shares out: what the op reads decides
 /// which.
-void OpActions::loss_of_group(const Op& op) {
+void PassOps::loss_of_group(const Op& op) const {
   if (normalizes(op)) return;
-  const OpMemory memory = memory_of(op);
-  const std::uint32_t layer = resources_.workload.head_layer();
+  const OpMemory memory = context_.memory_of(op);
+  const std::uint32_t layer = context_.resources.workload.head_layer();
   auto arguments = common_arguments<model::LossArguments>(op);
-  arguments.gradient_scale = step_.loss_gradient_scale;
+  arguments.gradient_scale = context_.decisions.loss_gradient_scale;
   arguments.first = op.micro_batch == 0;
   const bool finishes = memory.reads(ValueKind::between_tiles, layer);
   const bool trains = finishes || memory.writes(ValueKind::between_tiles, layer);
   if (trains) {
     arguments.gradients =
-        memory.device(memory.write(ValueKind::gradient_sum, op.block), sum_bytes(op.block))
+        memory.device(memory.write(ValueKind::gradient_sum, op.block), context_.sum_bytes(op.block))
             .as<float>();
     arguments.carried = memory.device(finishes ? memory.read(ValueKind::between_tiles, layer)
                                                : memory.write(ValueKind::between_tiles, layer));
@@ -162,9 +163,9 @@ void OpActions::loss_of_group(const Op& op) {
     arguments.pass = model::LossPass::finish;
     arguments.boundary_gradient =
         memory.device(memory.write(ValueKind::boundary_gradient, layer - 1));
-    return resources_.transformer->loss(arguments);
+    return context_.resources.transformer->loss(arguments);
   }
-  if (resources_.workload.tied_head) arguments.tied_parameters = tied_parameters(op, 0);
+  if (context_.resources.workload.tied_head) arguments.tied_parameters = tied_parameters(op, 0);
   const auto tokens = tokens_of(memory);
   arguments.targets = tokens.subspan(tokens.size() / 2, tokens.size() / 2);
   arguments.scans = memory.device(memory.write(ValueKind::scanned)).as<model::VocabularyScan>();
@@ -173,19 +174,19 @@ void OpActions::loss_of_group(const Op& op) {
     arguments.gathered =
         memory.device(memory.read(ValueKind::gathered_scans)).as<const model::VocabularyScan>();
     arguments.loss_sum = memory.device(memory.write(ValueKind::loss)).as<double>();
-    if (resources_.workload.tied_head && trains) {
+    if (context_.resources.workload.tied_head && trains) {
       arguments.tied_gradients =
           memory.device(memory.write(ValueKind::tied_gradient_sum)).as<float>();
     }
   }
-  resources_.transformer->loss(arguments);
+  context_.resources.transformer->loss(arguments);
 }
 
-void OpActions::loss(const Op& op) {
-  if (resources_.workload.sums_passes()) return loss_of_group(op);
-  const OpMemory memory = memory_of(op);
+void PassOps::loss(const Op& op) const {
+  if (context_.resources.workload.sums_passes()) return loss_of_group(op);
+  const OpMemory memory = context_.memory_of(op);
   if (memory.writes(ValueKind::logits)) return logits(op);
-  const plan::Workload& workload = resources_.workload;
+  const plan::Workload& workload = context_.resources.workload;
   const std::uint32_t layer = workload.head_layer();
   const std::uint32_t tied = workload.tiled ? op.block : 0;
   const auto tokens = tokens_of(memory);
@@ -201,12 +202,13 @@ void OpActions::loss(const Op& op) {
         memory.device(memory.write(trains ? ValueKind::between_tiles : ValueKind::scanned, layer));
   }
   if (trains) {
-    arguments.gradient_scale = step_.loss_gradient_scale;
+    arguments.gradient_scale = context_.decisions.loss_gradient_scale;
     arguments.boundary_gradient =
         memory.device(memory.write(ValueKind::boundary_gradient, layer - 1));
     if (memory.writes(ValueKind::gradient_sum, op.block)) {
       arguments.gradients =
-          memory.device(memory.write(ValueKind::gradient_sum, op.block), sum_bytes(op.block))
+          memory
+              .device(memory.write(ValueKind::gradient_sum, op.block), context_.sum_bytes(op.block))
               .as<float>();
     }
     if (workload.tied_head) {
@@ -222,7 +224,7 @@ void OpActions::loss(const Op& op) {
     }
     arguments.first = op.micro_batch == 0;
   }
-  resources_.transformer->loss(arguments);
+  context_.resources.transformer->loss(arguments);
 }
 
 }  // namespace spillway::engine

@@ -1,5 +1,6 @@
-// The ops of many ranks: what an op reads goes to the others, what it writes comes from them.
-#include "runtime/engine/step/op_actions.hpp"
+#include "runtime/engine/step/rank_ops.hpp"
+
+#include <span>
 
 namespace spillway::engine {
 
@@ -8,12 +9,19 @@ using plan::OpKind;
 
 namespace {
 
+/// What an op of many ranks reads and writes in the device's memory; a message has one buffer.
+struct Exchanged {
+  std::span<const std::byte> source;
+  std::span<std::byte> target;
+  DType dtype;  ///< of sums
+};
+
 comm::SumTypes sum_types(const comm::Communicator& /*end*/, DType dtype) { return {dtype, dtype}; }
 DType sum_types(const comm::DeviceCommunicator& /*end*/, DType dtype) { return dtype; }
 
 /// Starts the op at this rank's end of its group, on the memory of hosts or of GPUs. `stream`:
 /// where GPUs run it.
-template <class End, class Exchanged, class... Stream>
+template <class End, class... Stream>
 auto start_at(End& end, const Op& op, const Exchanged& exchanged, Stream... stream) {
   const typename End::Source source{exchanged.source.data(), exchanged.source.size()};
   const typename End::Target target{exchanged.target.data(), exchanged.target.size()};
@@ -28,15 +36,13 @@ auto start_at(End& end, const Op& op, const Exchanged& exchanged, Stream... stre
   }
 }
 
-}  // namespace
-
 /// Returns what replicas exchange, or the ranks of a node.
-OpActions::Exchanged OpActions::buffers_of_replicas(const Op& op) const {
-  const OpMemory memory = memory_of(op);
-  const plan::Workload& workload = resources_.workload;
+Exchanged buffers_of_replicas(const OpContext& context, const Op& op) {
+  const OpMemory memory = context.memory_of(op);
+  const plan::Workload& workload = context.resources.workload;
   const bool of_parameters = memory.reads(plan::ValueKind::parameters, op.block);
   const bool on_node = op.group == plan::RankGroup::node;
-  const std::uint64_t whole = compute_bytes(op.block).value();
+  const std::uint64_t whole = context.compute_bytes(op.block).value();
   const std::uint32_t parts = on_node ? workload.replicas.secondary : workload.shards();
   const std::uint64_t given = of_parameters ? whole / parts : whole;
   std::uint64_t got = given;
@@ -48,9 +54,9 @@ OpActions::Exchanged OpActions::buffers_of_replicas(const Op& op) const {
 }
 
 /// Returns the gradients of what all ranks of a tensor group have: they end a block.
-OpActions::Exchanged OpActions::shared_sums(const Op& op) const {
-  const OpMemory memory = memory_of(op);
-  const plan::BlockShape& block = resources_.workload.blocks[op.block];
+Exchanged shared_sums(const OpContext& context, const Op& op) {
+  const OpMemory memory = context.memory_of(op);
+  const plan::BlockShape& block = context.resources.workload.blocks[op.block];
   const std::size_t first = block.partial_first.value() * sizeof(float);
   const std::size_t bytes = (block.parameters - block.partial_first).value() * sizeof(float);
   const auto sums = memory.device(memory.target()).subspan(first, bytes);
@@ -60,9 +66,9 @@ OpActions::Exchanged OpActions::shared_sums(const Op& op) const {
 
 /// Returns what passes of a tensor group have made, or what its ranks gather: tokens, or what they
 /// know of them.
-OpActions::Exchanged OpActions::buffers_of_passes(const Op& op) const {
-  const OpMemory memory = memory_of(op);
-  const plan::Workload& workload = resources_.workload;
+Exchanged buffers_of_passes(const OpContext& context, const Op& op) {
+  const OpMemory memory = context.memory_of(op);
+  const plan::Workload& workload = context.resources.workload;
   const bool scans = op.copied.what == plan::ValueKind::gathered_scans;
   const Bytes own = scans ? workload.scan_bytes : workload.boundary_bytes;
   const Bytes all = scans ? own * std::uint64_t{workload.tensor.count} : workload.summed_bytes;
@@ -74,28 +80,28 @@ OpActions::Exchanged OpActions::buffers_of_passes(const Op& op) const {
 }
 
 /// Returns an activation, or its gradient, that goes from one stage of a pipeline to another.
-OpActions::Exchanged OpActions::buffers_of_message(const Op& op) const {
-  const OpMemory memory = memory_of(op);
+Exchanged buffers_of_message(const OpContext& context, const Op& op) {
+  const OpMemory memory = context.memory_of(op);
   const auto at = memory.device(memory.message(), op.bytes);
   const std::span<std::byte> bytes{at.address(), at.size()};
-  return {.source = bytes, .target = bytes, .dtype = resources_.workload.compute};
+  return {.source = bytes, .target = bytes, .dtype = context.resources.workload.compute};
 }
 
-OpActions::Exchanged OpActions::buffers_of(const Op& op) const {
-  if (op.group == plan::RankGroup::stages) return buffers_of_message(op);
-  if (op.group != plan::RankGroup::tensor) return buffers_of_replicas(op);
+Exchanged buffers_of(const OpContext& context, const Op& op) {
+  if (op.group == plan::RankGroup::stages) return buffers_of_message(context, op);
+  if (op.group != plan::RankGroup::tensor) return buffers_of_replicas(context, op);
   const bool of_gradients = op.copied.what == plan::ValueKind::gradient_sum;
-  return of_gradients ? shared_sums(op) : buffers_of_passes(op);
+  return of_gradients ? shared_sums(context, op) : buffers_of_passes(context, op);
 }
 
-/// Starts the exchange where the device's memory is the process's own.
-Ticket OpActions::exchange(const Op& op) {
-  return start_at(*resources_.ranks.host(op.group), op, buffers_of(op));
+}  // namespace
+
+Ticket exchange(const OpContext& context, const Op& op) {
+  return start_at(*context.resources.ranks.host(op.group), op, buffers_of(context, op));
 }
 
-/// Enqueues the exchange where the device's memory is a GPU's.
-void OpActions::exchange(const Op& op, offload::Stream& stream) {
-  start_at(*resources_.ranks.gpu(op.group), op, buffers_of(op), stream.native());
+void exchange(const OpContext& context, const Op& op, offload::Stream& stream) {
+  start_at(*context.resources.ranks.gpu(op.group), op, buffers_of(context, op), stream.native());
 }
 
 }  // namespace spillway::engine
