@@ -49,6 +49,10 @@ class Fault(NamedTuple):
         lines[self.line] = self.new
         return "\n".join(lines)
 
+    def place(self):
+        """The file and the change, wherever in the file it is."""
+        return self.file, self.old.strip(), self.new.strip()
+
     def difference(self):
         return f"--- {self.file}:{self.line + 1}  {self.kind}\n-{self.old}\n+{self.new}"
 

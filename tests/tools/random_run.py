@@ -221,10 +221,14 @@ class Hunt:
         return sorted(found)
 
     def outcomes(self):
-        """By number: what each fault came to, and by which of its programs."""
-        first = [n for n in self.faults if self.together(n) and self.reaching(n)]
+        """By number: what each fault came to, and by which of its programs, or why it is none."""
+        known = equivalent()
+        none = {n: ("equivalent", known[fault.place()]) for n, fault in self.faults.items()
+                if fault.place() in known}
+        first = [n for n in self.faults if n not in none and self.together(n) and self.reaching(n)]
         found = dict(zip(first, self.side_by_side(self.kept_outcome, first)))
         self.patience = MORE_PATIENCE
+        found |= none
         return found | {n: self.kept_outcome(n) for n in self.faults
                         if found.get(n, ("undecided", ""))[0] == "undecided"}
 
@@ -324,13 +328,12 @@ def hunt(options, directory):
     """Plants as many faults as are asked for, and returns the status of the program."""
     hunting = Hunt(directory, chosen_programs(options.by),
                    functools.partial(chosen_faults, options), options.most)
-    known, found, redrawn = equivalent(), [], collections.Counter()
+    found, redrawn = [], collections.Counter()
     outcomes = hunting.outcomes()
     for number, fault in hunting.faults.items():
         if len(found) == (options.random or len(hunting.faults)):
             break
-        key = (fault.file, fault.old.strip(), fault.new.strip())
-        outcome, by = ("equivalent", known[key]) if key in known else outcomes[number]
+        outcome, by = outcomes[number]
         if outcome in (NOT_COMPILED, SAME_BYTES):
             redrawn[outcome] += 1
         else:
