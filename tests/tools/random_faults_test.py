@@ -240,8 +240,8 @@ class Planted(unittest.TestCase):
             (self.root / name).write_text(text)
         tools = self.root / "tests/tools"
         tools.mkdir()
-        for name in ("mutants", "planted.py", "product_options.cmake", "random_faults.py",
-                     "random_run.py", "switched_faults.py", "workshop.py"):
+        for name in ("listed_run.py", "mutants", "planted.py", "product_options.cmake",
+                     "random_faults.py", "random_run.py", "switched_faults.py", "workshop.py"):
             shutil.copy(TOOLS / name, tools)
         (tools / "equivalent_faults").write_text(
             "= a number that is equal to another is as large\nin runtime/base/sample.cpp\n"
@@ -296,6 +296,27 @@ class Planted(unittest.TestCase):
                  for part in ("1/2", "2/2")]
         self.assertCountEqual(parts[0] + parts[1], report["faults"])
         self.assertTrue(parts[0])
+
+    def test_listed_faults_are_built_together(self):
+        listed = SCRATCH / "listed"
+        listed.write_text("".join(
+            f"= {name}\nin runtime/base/sample.cpp\nby sample_test\n-{old}\n+{new}\n\n"
+            for name, old, new in (("caught", "a < b", "a > b"),
+                                   ("in_the_same_line", "return b", "return a"),
+                                   ("of_two_lines", "a;\n-}\n-int un", "b;\n+}\n+int un"),
+                                   ("computed", "  return kFive", "  return 1 + kFive"),
+                                   ("survives", "return a * 2", "return a * 3"))))
+        code = ("import json, pathlib, listed_run, planted\n"
+                f"faults = planted.parse(pathlib.Path({str(listed)!r}))\n"
+                "together = listed_run.buildable_together(faults)\n"
+                f"path = pathlib.Path({str(SCRATCH / 'work')!r})\n"
+                "print(json.dumps(listed_run.plant_together(together, path)))\n")
+        done = subprocess.run([sys.executable, "-B", "-c", code], cwd=self.root / "tests/tools",
+                              capture_output=True, text=True, check=False)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(json.loads(done.stdout.splitlines()[-1]), {
+            "in_the_same_line": ["caught", "sample_test"], "computed": ["caught", "sample_test"],
+            "survives": ["survived", ""]})
 
     def test_survivors_of_a_report_are_planted_again(self):
         _, before = self.mutants("--random", "9", "--seed", "1")
