@@ -200,7 +200,7 @@ TEST_F(StoreRules, RefusesWrongCalls) {
   EXPECT_THAT(read(0, 512, 8192), HasSubstr("aligned to 4096"));
   EXPECT_THAT(read(0, 0, 8192), HasSubstr("no version to read"));
   CommitHeader header;
-  header.payload.resize(kMaxCommitPayload + 1);
+  header.payload.resize(2049);
   EXPECT_EQ(code_of([&] { store->commit(header).wait(); }), ErrorCode::invalid_argument);
   for (const Bytes bytes : {0_B, 100_B}) {
     options_.name = "other";

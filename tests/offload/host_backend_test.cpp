@@ -127,14 +127,19 @@ TEST(HostBackend, AFailureReachesTheStreamsThatWaitForIt) {
   EXPECT_THROW(source->synchronize(), Error);
 }
 
-TEST(HostBackend, AStreamWithAnUnreportedFailureIsDestroyedQuietly) {
+TEST(HostBackend, AStreamWithAnUnreportedFailureIsDestroyedAndLogsIt) {
   const auto backend = make_plain();
   const auto event = backend->make_event();
+  testing::internal::CaptureStderr();
   {
     const auto stream = backend->make_stream("failing");
     stream->submit([] { throw Error(ErrorCode::device_error, "nobody asked"); });
     stream->record(*event);
+    backend->make_stream("odd")->submit([] { throw 7; });
   }
+  const std::string log = testing::internal::GetCapturedStderr();
+  EXPECT_NE(log.find("failing was destroyed with an unreported failure: nobody asked"), log.npos);
+  EXPECT_NE(log.find("odd was destroyed with an unreported failure\n"), log.npos) << log;
   EXPECT_THROW((void)event->done(), Error);  // outlives the stream
 }
 

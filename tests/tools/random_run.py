@@ -206,13 +206,12 @@ class Hunt:
         """Programs with their cases that reach a fault, the quickest first, scripts last; of a
         fault that is built alone, those that reach its file."""
         numbers = {number}
-        source = self.files[self.faults[number].file]
         if not self.together(number):
-            numbers = set(source.switched) | {source.probe}
+            numbers = self.files[self.faults[number].file].telling() - self.computed
         found = []
         for program, cases in self.cases.items():
             reaching = [(case, seconds) for case, seconds, reached in cases
-                        if numbers & reached or not source.is_probed()]
+                        if numbers & reached or not numbers]
             if reaching:
                 seconds = sum(seconds for _, seconds in reaching)
                 names = ":".join(case for case, _ in reaching)

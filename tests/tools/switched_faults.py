@@ -214,9 +214,9 @@ class SwitchedFile:
         return is_statement(self.code[index], self.before(index)) or bool(
             HEAD.search(self.code[index]))
 
-    def is_probed(self):
-        """Whether something tells that the file is reached."""
-        return bool(self.switched) or bool(self.probed)
+    def telling(self):
+        """The numbers that tell that the file is reached."""
+        return set(self.switched) | ({self.probe} if self.probe and self.probed else set())
 
     def text_with(self, fault, line):
         """The text with a line in place of a fault's."""

@@ -9,6 +9,7 @@
 
 #include "runtime/base/error.hpp"
 #include "runtime/model/hf/checkpoint.hpp"
+#include "runtime/model/hf/tokenizer_files.hpp"
 #include "tests/model/io/families.hpp"
 #include "tests/model/io/scratch.hpp"
 #include "tests/model/io/small_checkpoint.hpp"
@@ -293,6 +294,15 @@ TEST(Checkpoint, DoesNotTakeAFileThatCannotBeLookedAtForMissing) {
     EXPECT_THAT(refusal(scratch.path(), small_gpt2()), HasSubstr(path.string() + ": Too many"));
     std::filesystem::remove(path);
   }
+}
+
+TEST(TokenizerFiles, OfMoreThan256MiBAreRefused) {
+  const Scratch scratch;
+  const std::filesystem::path path = scratch.path() / "tokenizer.json";
+  spit(path, "{}");
+  EXPECT_EQ(read_tokenizer_file(path), "{}");
+  std::filesystem::resize_file(path, (256U << 20) + 1);  // a hole
+  EXPECT_THROW(static_cast<void>(read_tokenizer_file(path)), Error);
 }
 
 TEST(Checkpoint, SaysWhatToDoWithoutSafetensors) {

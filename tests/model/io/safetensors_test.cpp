@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <map>
+#include <string>
 
 #include "runtime/base/error.hpp"
 #include "tests/model/io/scratch.hpp"
@@ -47,6 +49,21 @@ TEST(Safetensors, ReadsAHeader) {
   EXPECT_EQ(header.tensors.at("c").count().value(), 1U);
   EXPECT_EQ(header.tensors.at("e").count().value(), 0U);
   EXPECT_EQ(header.tensors.at("e").dtype(), std::nullopt);
+}
+
+// The sizes of the format's own description (huggingface/safetensors, README).
+TEST(Safetensors, CountsTheBitsOfEveryElementType) {
+  const std::map<std::string, std::uint64_t> bits{
+      {"F64", 64},        {"I64", 64},       {"U64", 64},    {"C64", 64},    {"F32", 32},
+      {"I32", 32},        {"U32", 32},       {"F16", 16},    {"BF16", 16},   {"I16", 16},
+      {"U16", 16},        {"I8", 8},         {"U8", 8},      {"BOOL", 8},    {"F8_E4M3", 8},
+      {"F8_E5M2", 8},     {"F8_E8M0", 8},    {"F6_E2M3", 6}, {"F6_E3M2", 6}, {"F4", 4},
+      {"F8_E4M3FNUZ", 8}, {"F8_E5M2FNUZ", 8}};
+  for (const auto& [type, width] : bits) {
+    const std::string header = R"({"x":{"dtype":")" + type + R"(","shape":[8],"data_offsets":[0,)" +
+                               std::to_string(width) + "]}}";
+    EXPECT_NO_THROW(static_cast<void>(parse(header, width))) << header;
+  }
 }
 
 TEST(Safetensors, WidensPartsOfTensors) {
