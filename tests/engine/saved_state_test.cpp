@@ -118,6 +118,23 @@ TEST(SavedStateOfRanks, IsReadThroughATileAndAWindow) {
   EXPECT_EQ(open(four.saved).reading_bytes(), Bytes{(2 + 64) * 4096 * 12});
 }
 
+/// The version is what docs/formats.md says of the first eight bytes.
+TEST(SavedPart, HasTheVersionOfWhatItTells) {
+  plan::Workload workload;
+  const auto version = [&workload] {
+    std::vector<std::byte> record;
+    encode(TrainingState{}, workload, record);
+    std::uint64_t number = 0;
+    std::memcpy(&number, record.data(), sizeof number);
+    return number;
+  };
+  EXPECT_EQ(version(), 2U);
+  workload.stage.count = 2;
+  EXPECT_EQ(version(), 3U);
+  workload.tensor.count = 2;
+  EXPECT_EQ(version(), 4U);
+}
+
 /// Two stages of one replica, whose matrices two ranks share.
 TEST(SavedPart, OfAStageOrAPartBeyondTheLastIsRefused) {
   plan::Workload workload;

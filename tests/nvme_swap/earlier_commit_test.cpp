@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "nvme_swap/committed_tiles.hpp"
+#include "nvme_swap/fsck.hpp"
 #include "tests/nvme_swap/test_support.hpp"
 
 namespace spillway::nvme_swap::earlier_commit_test {
@@ -88,6 +89,25 @@ TEST_F(EarlierCommit, IsNotTakenForDamageByWhoReadsTheNewerOne) {
   write_step(*store, 7);
   PageBuffer tile(4096);
   EXPECT_EQ(reader.read(TileIndex{1}, tile.bytes()), TileRead::moved_on);
+}
+
+TEST_F(EarlierCommit, IsCheckedAsTheOneThatAResumeGoesOnFrom) {
+  const auto check = [&](std::uint64_t step) {
+    return check_commit(options_, StepIndex{step}, [](Bytes, Bytes) {});
+  };
+  const FsckReport whole = check(3);
+  EXPECT_TRUE(whole.resumable);
+  EXPECT_EQ(whole.step, StepIndex{3});
+  EXPECT_EQ(whole.tiles_checked, 3U);
+  EXPECT_TRUE(whole.damage.empty());
+  const FsckReport gone = check(2);
+  EXPECT_FALSE(gone.resumable);
+  EXPECT_EQ(gone.damage.size(), 1U);
+  write_step(*TileStore::open(options_), 5);
+  const FsckReport overwritten = check(3);
+  EXPECT_FALSE(overwritten.resumable);
+  ASSERT_EQ(overwritten.damage.size(), 1U);
+  EXPECT_THAT(overwritten.damage[0].what, HasSubstr("the tiles of step 3 are not whole"));
 }
 
 TEST_F(EarlierCommit, IsReadWhileTheNewerOneStays) {

@@ -19,6 +19,7 @@ WATCHED = "tsan:"         # before the name of a target: its build with ThreadSa
 # Tests that are no GoogleTest binary, and the programs that they run.
 SCRIPTS = {**{f"mpi.{name}": ["spillway", "spillway_mpi"]
               for name in ("identity", "kill", "training")},
+           "capi.dlpack": ["spillway_capi"],
            "reference_trainer_test": ["spillway"], "training_peer_test": ["spillway"],
            "model_peer_transformers_fp32": ["model_probe"],
            "model_transformers_test": ["checkpoint_tool"],
