@@ -130,6 +130,7 @@ TEST(SavedPart, HasTheVersionOfWhatItTells) {
   };
   EXPECT_EQ(version(), 2U);
   workload.stage.count = 2;
+  workload.stage.chunks = {{.first = 0, .end = 2}};
   EXPECT_EQ(version(), 3U);
   workload.tensor.count = 2;
   EXPECT_EQ(version(), 4U);
