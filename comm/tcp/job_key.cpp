@@ -123,8 +123,11 @@ void JobKey::make_file() {
     remove_left_over();
     file = open_new();
   }
-  file_ = LockedFile(std::move(*file));
-  check(file_.try_lock(path_) && leads_to(path_, file_.get()), ErrorCode::busy, in_use());
+  LockedFile locked(std::move(*file));
+  check(locked.try_lock(path_) && leads_to(path_, locked.get()), ErrorCode::busy, in_use());
+  // Whoever has the lock removes the file, and nobody else: another start could have made its own
+  // between the look at the path and the removal.
+  file_ = std::move(locked);
   const std::string secret = random_secret();
   const ssize_t written = ::pwrite(file_.get(), secret.data(), secret.size(), 0);
   if (written != static_cast<ssize_t>(secret.size())) {
