@@ -191,7 +191,6 @@ class Switched(unittest.TestCase):
                          ("  const int x = a + b *", "  const int x = a - b *")):
             self.assertIsNone(self.switched(old, new, after="c;"))
 
-
     def test_what_a_compiler_refuses_is_given_up(self):
         text = "int f(int a) {\n  run(a);\n  return a + 1;\n}\nenum { kOne = 1 };\n"
         faults = {number: random_faults.Fault("x.cpp", line, "", text.split("\n")[line], new)

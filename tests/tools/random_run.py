@@ -22,6 +22,7 @@ EQUIVALENT = pathlib.Path(__file__).resolve().parent / "equivalent_faults"
 NOT_COMPILED, SAME_BYTES = "does not compile", "changes no byte"  # another is drawn instead
 OUTCOMES = ("caught", "survived", "not reached", "equivalent", "undecided")
 GOOD = ("caught", "equivalent")
+KEPT = "random.jsonl"  # in the folder of the work
 GOAL = 0.95
 SPARE = 1.25           # faults that are built for each that is asked for: some are drawn again
 QUICK_SECONDS = 1
@@ -85,7 +86,7 @@ class Hunt:
             f"-DCMAKE_PROJECT_spillway_INCLUDE={included}",
             "-DSPILLWAY_PRODUCT_OPTIONS=-w;-Wno-narrowing"])
         self.workshop.prepare()
-        self.kept = Kept(directory / "random.jsonl")
+        self.kept = Kept(directory / KEPT)
         self.programs = sorted(programs)
         self.most = most  # seconds that the programs of a fault may take
         self.patience = PATIENCE
