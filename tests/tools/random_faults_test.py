@@ -14,6 +14,7 @@ TOOLS = pathlib.Path(__file__).resolve().parent
 ROOT = TOOLS.parents[1]
 sys.path.insert(0, str(TOOLS))
 import random_faults  # noqa: E402  (the path comes first)
+import random_run  # noqa: E402
 import switched_faults  # noqa: E402
 import workshop  # noqa: E402
 
@@ -207,6 +208,13 @@ class Switched(unittest.TestCase):
         self.assertTrue(file.drop(None), "all goes")
         self.assertFalse(file.drop(None))
         self.assertEqual(file.text().split("\n", 2)[2], text)
+
+    def test_what_a_template_refuses_is_found_where_it_is_used(self):
+        log = ("../../a/use.cpp:139:87:   required from here\n"
+               "/usr/include/c++/12/bits/unique_ptr.h:1065:30: error: no matching function\n"
+               "../../a/use.cpp:7:3: note: candidate: 'f'\n")
+        self.assertEqual(random_run.REFUSED.findall(log)[0], ("../../a/use.cpp", "139"))
+        self.assertEqual(len(random_run.REFUSED.findall(log)), 2)
 
 
 class Programs(unittest.TestCase):

@@ -30,9 +30,9 @@ LONGEST_FILTER = 100_000  # characters of one argument
 CLEAN_SECONDS = 3600   # of a program without a fault
 LANES = 2 * (os.cpu_count() or 1)  # programs side by side: many wait
 PATIENCE, MORE_PATIENCE = 3, 10    # times the seconds without a fault, beside others and alone
-# An error, or the constant that is none where an error wants one.
-REFUSED = re.compile(r"^(\S+?):(\d+):(?:\d+:)? (?:(?:fatal )?error:|note: .* was not initialized "
-                     r"with a constant expression)", re.M)
+# An error, the use of a template that has it, or the constant that is none where it wants one.
+REFUSED = re.compile(r"^(\S+?):(\d+):(?:\d+:)? (?:(?:fatal )?error:|  required from here|"
+                     r"note: .* was not initialized with a constant expression)", re.M)
 
 
 def is_busy():
