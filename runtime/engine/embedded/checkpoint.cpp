@@ -28,8 +28,7 @@ std::string_view name_of(cpu_adam::Optimizer optimizer) {
   return "unknown";
 }
 
-CheckpointDescription describe(const EmbeddedOptions& options, std::span<const std::string> names,
-                               const EmbeddedLayout& layout) {
+CheckpointDescription describe(const EmbeddedOptions& options, const EmbeddedLayout& layout) {
   CheckpointDescription result{.dtype = std::string(spillway::name_of(options.dtype)),
                                .state_format = std::string(spillway::name_of(options.state_format)),
                                .tile_parameters = options.tile_parameters,
@@ -37,10 +36,11 @@ CheckpointDescription describe(const EmbeddedOptions& options, std::span<const s
                                .parameters = {},
                                .updates = {}};
   for (const auto& group : options.groups) result.optimizers.emplace_back(name_of(group.optimizer));
-  for (std::size_t i = 0; i < names.size(); ++i) {
-    const EmbeddedPlace& place = layout.places[i];
-    result.parameters.push_back(
-        {.name = names[i], .elements = place.count, .group = layout.groups[place.block][0].group});
+  for (std::size_t i = 0; i < layout.names.size(); ++i) {
+    const BlockRange& range = layout.ranges[i];
+    result.parameters.push_back({.name = layout.names[i],
+                                 .elements = range.count,
+                                 .group = layout.groups[range.block][0].group});
   }
   return result;
 }
@@ -82,9 +82,9 @@ void NewCheckpoint::complete() {
 }
 
 std::string describe_checkpoint(const fs::path& directory, const EmbeddedOptions& options,
-                                std::span<const std::string> names, const EmbeddedLayout& layout,
+                                const EmbeddedLayout& layout,
                                 std::span<const std::uint64_t> updates) {
-  CheckpointDescription description = describe(options, names, layout);
+  CheckpointDescription description = describe(options, layout);
   // The state has one number for all.
   if (std::ranges::adjacent_find(updates, std::ranges::not_equal_to{}) != updates.end()) {
     description.updates.assign(updates.begin(), updates.end());
@@ -94,12 +94,11 @@ std::string describe_checkpoint(const fs::path& directory, const EmbeddedOptions
 
 std::vector<std::uint64_t> check_checkpoint(const fs::path& directory,
                                             const EmbeddedOptions& options,
-                                            std::span<const std::string> names,
                                             const EmbeddedLayout& layout) {
   check(is_there(directory / kFile), ErrorCode::invalid_argument,
         fmt::format("there is no checkpoint in {}: {} is missing", directory.string(), kFile));
   CheckpointDescription saved = read_description(directory / kFile);
-  const CheckpointDescription wanted = describe(options, names, layout);
+  const CheckpointDescription wanted = describe(options, layout);
   const auto compare = [&](std::string_view key, const auto& there, const auto& here) {
     check(there == here, ErrorCode::invalid_argument,
           fmt::format("the checkpoint in {} has {} {}, and this trainer {}", directory.string(),
@@ -110,9 +109,10 @@ std::vector<std::uint64_t> check_checkpoint(const fs::path& directory,
   compare("tile_parameters", saved.tile_parameters, wanted.tile_parameters);
   compare("optimizers", saved.optimizers, wanted.optimizers);
   compare_parameters(directory, saved.parameters, wanted.parameters);
-  check(saved.updates.empty() || saved.updates.size() == names.size(), ErrorCode::corrupt_data,
+  check(saved.updates.empty() || saved.updates.size() == layout.names.size(),
+        ErrorCode::corrupt_data,
         fmt::format("{} has {} numbers of updates for {} parameters", (directory / kFile).string(),
-                    saved.updates.size(), names.size()));
+                    saved.updates.size(), layout.names.size()));
   return std::move(saved.updates);
 }
 

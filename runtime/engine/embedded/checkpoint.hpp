@@ -36,7 +36,6 @@ class NewCheckpoint {
 /// updated. Throws `Error{invalid_argument}` if it is more than can be read again.
 [[nodiscard]] std::string describe_checkpoint(const std::filesystem::path& directory,
                                               const EmbeddedOptions& options,
-                                              std::span<const std::string> names,
                                               const EmbeddedLayout& layout,
                                               std::span<const std::uint64_t> updates);
 
@@ -45,7 +44,6 @@ class NewCheckpoint {
 /// checkpoint of these parameters, `Error{corrupt_data}` if it is damaged.
 [[nodiscard]] std::vector<std::uint64_t> check_checkpoint(const std::filesystem::path& directory,
                                                           const EmbeddedOptions& options,
-                                                          std::span<const std::string> names,
                                                           const EmbeddedLayout& layout);
 
 }  // namespace spillway::engine

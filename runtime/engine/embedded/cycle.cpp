@@ -3,10 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
-#include <numeric>
-#include <utility>
+#include <optional>
 
 #include "runtime/base/error.hpp"
 #include "runtime/engine/embedded/gradient_copies.hpp"
@@ -15,6 +13,7 @@
 namespace spillway::engine {
 namespace {
 
+constexpr const char* kCheckpointName = "state";
 /// A process that was killed is gone by then; one that trains is not.
 constexpr std::chrono::milliseconds kLockPatience{1'000};
 
@@ -73,173 +72,73 @@ EngineSetup make_setup(const EmbeddedOptions& options, const EmbeddedLayout& lay
   return setup;
 }
 
+nvme_swap::StoreOptions checkpoint_store(const std::filesystem::path& directory) {
+  nvme_swap::StoreOptions options;
+  options.directories = {directory};
+  options.name = kCheckpointName;
+  options.slots = 1;
+  return options;
+}
+
 }  // namespace
 
 EmbeddedCycle::EmbeddedCycle(const EmbeddedOptions& options, const EmbeddedLayout& layout,
                              ForeignPasses& passes)
     : StepCycle(make_setup(options, layout, passes), ModelRuntime{}),
       layout_(layout),
-      updates_(layout.places.size()),
-      in_order_(layout.places.size()),
-      isa_(options.isa.value_or(cpu_adam::best_isa())),
-      shared_(engine().backend().shared()),
-      foreign_(engine().backend().make_event()) {
-  std::iota(in_order_.begin(), in_order_.end(), 0);
-  std::ranges::sort(in_order_, {}, [&](std::uint32_t parameter) {
-    const EmbeddedPlace& place = layout.places[parameter];
-    return std::pair(place.block, place.first);
-  });
-  for (const EmbeddedPlace& place : layout.places) clear_padding(place);
+      values_(engine()),
+      parameters_(engine(), values_, layout),
+      updates_(layout.ranges.size()) {
+  for (const BlockRange& range : layout.ranges) values_.clear_padding(range);
   std::size_t ops = most_ops();
   if (workload().streams_external) {
     backward_ = engine().prepare(plan::build_external_backward(workload(), placement()));
     norms_ = engine().prepare(plan::build_external_norms(workload(), placement()));
     ops = std::max({ops, backward_->plan().ops.size(), norms_->plan().ops.size()});
   }
-  ops += copies_of_step(options, layout);
-  if (options.traces) trace_.emplace(ops, StepTrace::Passes::external);
+  if (options.traces) record_.trace(ops + copies_of_step(options, layout));
 }
 
 void EmbeddedCycle::run(EmbeddedPlan plan) {
-  if (shared_ != nullptr) shared_->bind_thread();
-  unstage();
+  if (offload::SharedDevice* device = values_.shared()) device->bind_thread();
+  parameters_.unstage();
   switch (plan) {
     case EmbeddedPlan::step: run_step(); break;
     case EmbeddedPlan::backward: StepCycle::run(*backward_); break;
     case EmbeddedPlan::norms: StepCycle::run(*norms_); break;
     case EmbeddedPlan::update: flush(Commits::no); break;
   }
-  note(plan);
+  record_.note(plan, last_run(), actions());
 }
 
-void EmbeddedCycle::note(EmbeddedPlan plan) {
-  const Lock lock(use_mutex_);
-  if (trace_) trace_->record(last_run());
-  if (begins_step_ && plan != EmbeddedPlan::update) {
-    begins_step_ = false;
-    use_.busy_seconds = {};
+std::span<const double> EmbeddedCycle::leaf_sums(const BlockRange& range) {
+  const std::uint64_t count = round_up(range.count, kLeafParameters) / kLeafParameters;
+  return norm_leaves(range.block).subspan(range.first / kLeafParameters, count);
+}
+
+void EmbeddedCycle::save(const std::filesystem::path& directory) {
+  parameters_.settle();
+  copy_now(checkpoint_store(directory));
+}
+
+std::unique_ptr<SavedState> EmbeddedCycle::open_checkpoint(const std::filesystem::path& directory) {
+  SavedShape shape{.format = placement().format, .tile_parameters = placement().tile_parameters};
+  for (const plan::BlockShape& block : workload().blocks) {
+    shape.blocks.push_back(block.padded_parameters);
   }
-  const std::vector<plan::Op>& ops = last_run().plan().ops;
-  for (std::size_t op = 0; op < ops.size(); ++op) {
-    if (ops[op].lane == plan::Lane::external) continue;
-    const plan::OpTiming& timing = last_run().timings()[op];
-    use_.busy_seconds[static_cast<std::size_t>(ops[op].lane)] += timing.end - timing.start;
-  }
-  use_.busy_seconds[static_cast<std::size_t>(plan::Lane::d2h)] +=
-      std::exchange(download_seconds_, 0);
-  use_.read = actions().moved(plan::kReadState);
-  use_.written = actions().moved(plan::kWriteState);
-  use_.uploaded = actions().moved(plan::kUploadParams) + actions().moved(plan::kUploadFrozen);
+  auto saved = std::make_unique<SavedState>(
+      shape, std::vector<nvme_swap::StoreOptions>{checkpoint_store(directory)});
+  saved->verify();
+  return saved;
 }
 
-void EmbeddedCycle::note_download(std::uint32_t block, Bytes bytes,
-                                  std::chrono::nanoseconds duration) {
-  plan::Op op;
-  op.kind = plan::OpKind::copy;
-  op.lane = plan::Lane::d2h;
-  op.copied = plan::kDownloadGrads;
-  op.block = block;
-  op.bytes = bytes;
-  const Lock lock(use_mutex_);
-  if (trace_) trace_->record(op, duration);
-  use_.downloaded += bytes;
-  download_seconds_ += std::chrono::duration<double>(duration).count();
-}
-
-std::span<const double> EmbeddedCycle::leaf_sums(const EmbeddedPlace& place) {
-  const std::uint64_t count = round_up(place.count, kLeafParameters) / kLeafParameters;
-  return norm_leaves(place.block).subspan(place.first / kLeafParameters, count);
-}
-
-std::shared_ptr<ParameterMemory> EmbeddedCycle::take_memory() noexcept {
-  Memory& memory = engine().memory();
-  taken_->device = {memory.take_device(plan::PoolKind::resident_parameters),
-                    memory.take_device(plan::PoolKind::resident_frozen)};
-  taken_->host = {memory.take_host(plan::PoolKind::host_parameters),
-                  memory.take_host(plan::PoolKind::host_frozen)};
-  taken_->backend = engine().take_backend();
-  return std::move(taken_);
-}
-
-std::span<std::byte> EmbeddedCycle::values(const EmbeddedPlace& place) {
-  const std::size_t size = size_of(workload().compute);
-  return engine()
-      .memory()
-      .host(slots().tiles_of(plan::PoolKind::host_parameters, place.block))
-      .subspan(place.first * size, place.count * size);
-}
-
-offload::DeviceSpan<std::byte> EmbeddedCycle::resident_values(const EmbeddedPlace& place) {
-  const std::size_t size = size_of(workload().compute);
-  return engine()
-      .memory()
-      .device(slots().tiles_of(plan::PoolKind::resident_parameters, place.block))
-      .subspan(place.first * size, place.count * size);
-}
-
-void EmbeddedCycle::order(offload::Stream& stream, const offload::ForeignWork& work) {
-  if (work.kind == offload::ForeignWork::Kind::none) return;
-  check(shared_ != nullptr, ErrorCode::invalid_argument,
-        "a stream or an event of a GPU is given, and the trainer's device is the host; make it for "
-        "cuda, or give none");
-  shared_->record_behind(work, *foreign_);
-  stream.wait(*foreign_);
-}
-
-void EmbeddedCycle::download_resident(const EmbeddedPlace& place) {
-  offload::Stream& stream = *engine().streams().download;
-  stream.download(values(place), resident_values(place));
-  stream.synchronize();
-}
-
-void EmbeddedCycle::upload_resident(const EmbeddedPlace& place) {
-  offload::Stream& stream = *engine().streams().upload;
-  stream.upload(resident_values(place), values(place));
-  stream.synchronize();
-}
-
-std::span<std::byte> EmbeddedCycle::frozen(const FrozenPlace& place) {
-  if (place.block) {
-    return engine()
-        .memory()
-        .host({plan::PoolKind::host_frozen, *place.block})
-        .subspan(place.first, place.bytes);
-  }
-  const auto all = engine().memory().device({plan::PoolKind::resident_frozen});
-  return {all.address() + place.first, place.bytes};
-}
-
-void EmbeddedCycle::write_frozen(const FrozenPlace& place, std::span<const std::byte> values) {
-  if (place.block) {
-    std::ranges::copy(values, frozen(place).begin());
-    return;
-  }
-  const auto target =
-      engine().memory().device({plan::PoolKind::resident_frozen}).subspan(place.first, place.bytes);
-  // In pieces through memory that nothing else needs before the first step.
-  const std::span<std::byte> staging = engine().memory().all_host(plan::PoolKind::state_staging);
-  offload::Stream& stream = *engine().streams().upload;
-  for (std::size_t first = 0; first < values.size(); first += staging.size()) {
-    const auto part = values.subspan(first, std::min(staging.size(), values.size() - first));
-    std::ranges::copy(part, staging.begin());
-    stream.upload(target.subspan(first, part.size()), staging.first(part.size()));
-    stream.synchronize();
-  }
-}
-
-std::span<std::byte> EmbeddedCycle::gradient(const EmbeddedPlace& place) {
-  const std::size_t size = size_of(plan::waiting_gradient_dtype(workload()));
-  return engine()
-      .memory()
-      .host(slots().tiles_of(plan::PoolKind::host_gradients, place.block))
-      .subspan(place.first * size, place.count * size);
-}
-
-void EmbeddedCycle::clear_padding(const EmbeddedPlace& place) {
-  const std::uint64_t end = place.first + place.count;
-  std::ranges::fill(
-      gradient({.block = place.block, .first = end, .count = round_up(end, kLeafParameters) - end}),
-      std::byte{});
+void EmbeddedCycle::load(const SavedState& saved, std::span<const std::uint64_t> updates) {
+  parameters_.begin_replacement();
+  state_io().adopt(saved);
+  state_ = saved.state();
+  set_updates(state_.updates);
+  for (std::uint32_t i = 0; i < updates.size(); ++i) set_updates(i, updates[i]);
+  parameters_.end_replacement();
 }
 
 std::vector<plan::MemoryItem> EmbeddedCycle::memory() const {
@@ -248,17 +147,6 @@ std::vector<plan::MemoryItem> EmbeddedCycle::memory() const {
   const bool stored = engine().store() != nullptr;
   std::erase_if(items, [&](const auto& item) { return !stored && item.tier == plan::Tier::nvme; });
   return items;
-}
-
-EmbeddedUse EmbeddedCycle::use() const {
-  const Lock lock(use_mutex_);
-  return use_;
-}
-
-void EmbeddedCycle::write_trace(const std::filesystem::path& path) const {
-  check(trace_.has_value(), ErrorCode::invalid_argument,
-        "the trainer records no trace: say so in its options (traces)");
-  trace_->write(path);
 }
 
 }  // namespace spillway::engine

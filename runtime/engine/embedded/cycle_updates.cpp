@@ -32,7 +32,7 @@ bool EmbeddedCycle::decide(std::span<const cpu_adam::AdamOptions> groups, double
     make_update(groups, clip / step.gradient_divisor, updates, skipped, next);
   }
   // Nothing is counted before the last call that can throw.
-  begins_step_ = true;
+  record_.end_step();
   ++state_.step;
   ++(next.pending ? state_.updates : state_.skipped);
   updates_ = std::move(updates);
@@ -54,15 +54,15 @@ void EmbeddedCycle::make_update(std::span<const cpu_adam::AdamOptions> groups, d
     return;
   }
   update.parts.resize(workload().blocks.size());
-  for (const std::uint32_t parameter : in_order_) {
-    const EmbeddedPlace& place = layout_.places[parameter];
-    const BlockGroups& of_block = layout_.groups[place.block];
+  for (const std::uint32_t parameter : layout_.order) {
+    const BlockRange& range = layout_.ranges[parameter];
+    const BlockGroups& of_block = layout_.groups[range.block];
     const auto part = std::ranges::find_if(
-        of_block, [&](const GroupPart& each) { return place.first < each.end; });
+        of_block, [&](const GroupPart& each) { return range.first < each.end; });
     cpu_adam::AdamOptions group = groups[part->group];
     group.rounding_seed = options().seed;
-    update.parts[place.block].push_back(
-        {.end = round_up(place.first + place.count, kLeafParameters),
+    update.parts[range.block].push_back(
+        {.end = round_up(range.first + range.count, kLeafParameters),
          .scalars =
              cpu_adam::make_scalars(group, std::max<std::uint64_t>(updates[parameter], 1), scale),
          .skips = !skipped.empty() && skipped[parameter]});

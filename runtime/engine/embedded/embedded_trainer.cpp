@@ -51,7 +51,7 @@ std::size_t EmbeddedTrainer::size() const { return implementation_->names().size
 const EmbeddedOptions& EmbeddedTrainer::options() const { return implementation_->options(); }
 
 const std::string& EmbeddedTrainer::name(std::uint32_t parameter) const {
-  static_cast<void>(implementation_->place(parameter));
+  static_cast<void>(implementation_->range(parameter));
   return implementation_->names()[parameter];
 }
 
@@ -60,8 +60,9 @@ std::span<std::byte> EmbeddedTrainer::values(std::uint32_t parameter) {
 }
 
 bool EmbeddedTrainer::keeps_on_gpu(std::uint32_t parameter) const {
-  const EmbeddedPlace& at = implementation_->place(parameter);
-  return options().device == config::DeviceKind::cuda && implementation_->cycle().is_resident(at);
+  const BlockRange& at = implementation_->range(parameter);
+  return options().device == config::DeviceKind::cuda &&
+         implementation_->cycle().values().is_resident(at);
 }
 
 void EmbeddedTrainer::enter(std::uint32_t unit, EmbeddedPass pass) {
@@ -92,24 +93,24 @@ void EmbeddedTrainer::take_values(std::uint32_t parameter, const offload::Foreig
 void EmbeddedTrainer::forget_uploads() { implementation_->forget_uploads(); }
 
 void EmbeddedTrainer::add_gradient(std::uint32_t parameter, std::span<const std::byte> gradient) {
-  static_cast<void>(implementation_->place(parameter));
+  static_cast<void>(implementation_->range(parameter));
   implementation_->gradients().add(parameter, gradient);
 }
 
 void EmbeddedTrainer::add_device_gradient(std::uint32_t parameter, const DeviceGradient& gradient) {
-  static_cast<void>(implementation_->place(parameter));
+  static_cast<void>(implementation_->range(parameter));
   implementation_->gradients().add_from_device(parameter, gradient);
 }
 
 bool EmbeddedTrainer::reads_gradient(std::uint32_t parameter) const {
-  static_cast<void>(implementation_->place(parameter));
+  static_cast<void>(implementation_->range(parameter));
   return implementation_->gradients().reads(parameter);
 }
 
 void EmbeddedTrainer::discard_gradients() { implementation_->discard_gradients(); }
 
 void EmbeddedTrainer::discard_gradient(std::uint32_t parameter) {
-  static_cast<void>(implementation_->place(parameter));
+  static_cast<void>(implementation_->range(parameter));
   implementation_->gradients().discard(parameter);
 }
 
@@ -143,7 +144,7 @@ std::uint64_t EmbeddedTrainer::steps() const { return implementation_->cycle().s
 std::uint64_t EmbeddedTrainer::updates() const { return implementation_->cycle().state().updates; }
 
 std::uint64_t EmbeddedTrainer::updates(std::uint32_t parameter) const {
-  static_cast<void>(implementation_->place(parameter));
+  static_cast<void>(implementation_->range(parameter));
   return implementation_->cycle().updates()[parameter];
 }
 
@@ -173,10 +174,10 @@ void EmbeddedTrainer::load(const std::filesystem::path& directory) {
 
 std::vector<plan::MemoryItem> EmbeddedTrainer::memory() const { return implementation_->memory(); }
 
-EmbeddedUse EmbeddedTrainer::use() const { return implementation_->cycle().use(); }
+EmbeddedUse EmbeddedTrainer::use() const { return implementation_->cycle().record().use(); }
 
 void EmbeddedTrainer::write_trace(const std::filesystem::path& path) const {
-  implementation_->cycle().write_trace(path);
+  implementation_->cycle().record().write_trace(path);
 }
 
 }  // namespace spillway::engine

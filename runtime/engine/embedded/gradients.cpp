@@ -21,21 +21,19 @@ constexpr std::chrono::microseconds kPollInterval{50};
 }  // namespace
 
 EmbeddedGradients::EmbeddedGradients(const EmbeddedOptions& options, const EmbeddedLayout& layout,
-                                     const std::vector<std::string>& names,
                                      const GradientUsers& users)
     : options_(options),
       layout_(layout),
-      names_(names),
       users_(users),
       alone_(options.gradients_per_step == 1),
-      received_(layout.places.size()),
+      received_(layout.ranges.size()),
       missing_(layout.workload.blocks.size()),
-      sources_(layout.places.size()),
-      on_the_way_(layout.places.size()) {
+      sources_(layout.ranges.size()),
+      on_the_way_(layout.ranges.size()) {
   forget();
   if (options.device == config::DeviceKind::host) return;
-  queue_.resize(layout.places.size());
-  offload::DeviceBackend& backend = users.cycle.backend();
+  queue_.resize(layout.ranges.size());
+  offload::DeviceBackend& backend = users.values.backend();
   for (OnTheWay& each : on_the_way_) each.ready = backend.make_event();
   copies_.emplace(backend, landing_bytes(options, layout));
   thread_ = start_thread("gradients", [this] { bring(); });
@@ -56,11 +54,11 @@ void EmbeddedGradients::check_sound() const {
 }
 
 void EmbeddedGradients::check_size(std::uint32_t parameter, std::size_t bytes) const {
-  const std::uint64_t elements = layout_.places[parameter].count;
+  const std::uint64_t elements = layout_.ranges[parameter].count;
   const std::size_t wanted = elements * size_of(options_.dtype);
   check(bytes == wanted, ErrorCode::invalid_argument,
         fmt::format("the gradient of \"{}\" has {} bytes; {} elements of {} have {}",
-                    names_[parameter], bytes, elements, name_of(options_.dtype), wanted));
+                    layout_.names[parameter], bytes, elements, name_of(options_.dtype), wanted));
 }
 
 void EmbeddedGradients::add(std::uint32_t parameter, std::span<const std::byte> gradient) {
@@ -80,8 +78,8 @@ void EmbeddedGradients::add_from_device(std::uint32_t parameter, const DeviceGra
   check(copies_.has_value(), ErrorCode::invalid_argument,
         fmt::format("the gradient of \"{}\" is said to be in the memory of a GPU, and the "
                     "trainer's device is the host; make it for cuda, or pass host memory",
-                    names_[parameter]));
-  offload::SharedDevice& device = *users_.cycle.shared();
+                    layout_.names[parameter]));
+  offload::SharedDevice& device = *users_.values.shared();
   device.check_memory(gradient.values);
   const Bytes bytes{gradient.values.size()};
   {
@@ -134,19 +132,19 @@ EmbeddedGradients::Turn EmbeddedGradients::receive(std::uint32_t parameter) {
   check(users_.runner.phase() != Phase::gathered, ErrorCode::invalid_argument,
         fmt::format("a gradient of \"{}\" comes after grad_norm; call step or discard_gradients "
                     "first",
-                    names_[parameter]));
+                    layout_.names[parameter]));
   check(most == 0 || received_[parameter] < most, ErrorCode::invalid_argument,
         fmt::format("\"{}\" has had {} of its {} gradients of this step; call step, or say how "
                     "many a step has (gradients_per_step)",
-                    names_[parameter], received_[parameter], most));
+                    layout_.names[parameter], received_[parameter], most));
   // A unit's forward may wait for those of others, which nobody enters.
-  const std::uint32_t block = layout_.places[parameter].block;
+  const std::uint32_t block = layout_.ranges[parameter].block;
   const std::optional<std::uint64_t> update = users_.runner.update();
   check(block < layout_.residents || !update || users_.gate.has_begun_forward(block, *update) ||
             !layout_.workload.streams_external,
         ErrorCode::invalid_argument,
         fmt::format("a gradient of \"{}\" comes ahead of its update; enter its unit first",
-                    names_[parameter]));
+                    layout_.names[parameter]));
   // Streamed parameters have the backward pass that `enter` started.
   if (!layout_.workload.streams_external) users_.runner.start(EmbeddedPlan::step);
   any_ = true;
@@ -156,7 +154,7 @@ EmbeddedGradients::Turn EmbeddedGradients::receive(std::uint32_t parameter) {
 /// Returns once no update reads the gradient of the step before. Where parameters are streamed, an
 /// update runs beside a forward pass, which a block begins once its own is over.
 void EmbeddedGradients::await_memory(std::uint32_t parameter) {
-  const std::uint32_t block = layout_.places[parameter].block;
+  const std::uint32_t block = layout_.ranges[parameter].block;
   const bool streams = layout_.workload.streams_external;
   const std::optional<std::uint64_t> update = users_.runner.update();
   if (streams && !update) return;
@@ -165,10 +163,10 @@ void EmbeddedGradients::await_memory(std::uint32_t parameter) {
   if (!begun) users_.runner.check_sound();
 }
 
-/// Stores a part of a gradient, or adds it; `first`: its place in the gradient's bytes.
+/// Stores a part of a gradient, or adds it; `first`: its range in the gradient's bytes.
 void EmbeddedGradients::store(std::uint32_t parameter, Turn turn, std::uint64_t first,
                               std::span<const std::byte> bytes) {
-  const std::span<std::byte> target = users_.cycle.gradient(layout_.places[parameter]);
+  const std::span<std::byte> target = users_.values.gradient(layout_.ranges[parameter]);
   if (alone_) {
     std::ranges::copy(bytes, target.begin() + static_cast<std::ptrdiff_t>(first));
     return;
@@ -182,7 +180,7 @@ void EmbeddedGradients::store(std::uint32_t parameter, Turn turn, std::uint64_t 
 /// Notes that a gradient of the parameter has come to host memory; the last of its block ends the
 /// block's backward.
 void EmbeddedGradients::count(std::uint32_t parameter) {
-  const std::uint32_t block = layout_.places[parameter].block;
+  const std::uint32_t block = layout_.ranges[parameter].block;
   const Lock lock(mutex_);
   if (missing_[block] == 0 || --missing_[block] > 0) return;
   // A unit's pass is over when the framework leaves it.
@@ -204,7 +202,8 @@ void EmbeddedGradients::check_complete() const {
       ErrorCode::invalid_argument,
       fmt::format("\"{}\" has {} of the {} gradients of this step; run backward for it, leave "
                   "parameters without gradients out, or ask for zeros (missing_gradient)",
-                  names_[static_cast<std::size_t>(missing - received_.begin())], *missing, least));
+                  layout_.names[static_cast<std::size_t>(missing - received_.begin())], *missing,
+                  least));
 }
 
 std::vector<bool> EmbeddedGradients::skipped() const {
@@ -223,10 +222,10 @@ void EmbeddedGradients::land() {
 }
 
 void EmbeddedGradients::fill_missing() {
-  for (std::uint32_t parameter = 0; parameter < layout_.places.size(); ++parameter) {
+  for (std::uint32_t parameter = 0; parameter < layout_.ranges.size(); ++parameter) {
     if (has_come(parameter)) continue;
     await_memory(parameter);
-    std::ranges::fill(users_.cycle.gradient(layout_.places[parameter]), std::byte{});
+    std::ranges::fill(users_.values.gradient(layout_.ranges[parameter]), std::byte{});
   }
 }
 
@@ -251,7 +250,7 @@ void EmbeddedGradients::discard(std::uint32_t parameter) {
         fmt::format("the gradient of \"{}\" is dropped alone, and its norm is computed already: "
                     "drop all of the optimizer's (zero_grad), or make it for any number of "
                     "gradients (accumulation_steps=None)",
-                    names_[parameter]));
+                    layout_.names[parameter]));
   land();
   const Lock lock(mutex_);
   received_[parameter] = 0;
@@ -260,7 +259,7 @@ void EmbeddedGradients::discard(std::uint32_t parameter) {
 /// The body of the thread. Every later call throws what fails here.
 void EmbeddedGradients::bring() noexcept {
   try {
-    users_.cycle.shared()->bind_thread();
+    users_.values.shared()->bind_thread();
     bring_all();
   } catch (...) {
     const Lock lock(mutex_);
@@ -303,7 +302,7 @@ void EmbeddedGradients::begin_next() {
     await_memory(parameter);
     if (next.waits) copies_->order_behind(*next.ready);
   }
-  copy.target = alone_ ? users_.cycle.gradient(layout_.places[parameter]) : copies_->landing();
+  copy.target = alone_ ? users_.values.gradient(layout_.ranges[parameter]) : copies_->landing();
   const std::size_t left = source.size() - next.begun;
   copy.target = copy.target.first(std::min(copy.target.size(), left));
   copy.ends = copy.target.size() == left;
@@ -318,8 +317,8 @@ void EmbeddedGradients::begin_next() {
 void EmbeddedGradients::finish(const GradientCopy& copy) {
   OnTheWay& way = on_the_way_[copy.parameter];
   if (!alone_) store(copy.parameter, way.turn, copy.first, copy.target);
-  users_.cycle.note_download(layout_.places[copy.parameter].block, Bytes{copy.target.size()},
-                             copy.duration);
+  users_.record.note_download(layout_.ranges[copy.parameter].block, Bytes{copy.target.size()},
+                              copy.duration);
   if (!copy.ends) return;
   count(copy.parameter);
   {

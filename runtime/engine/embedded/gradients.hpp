@@ -12,16 +12,18 @@
 #include <vector>
 
 #include "runtime/base/mutex.hpp"
-#include "runtime/engine/embedded/cycle.hpp"
 #include "runtime/engine/embedded/gradient_copies.hpp"
 #include "runtime/engine/embedded/pass_gate.hpp"
 #include "runtime/engine/embedded/plan_runner.hpp"
+#include "runtime/engine/embedded/use_record.hpp"
+#include "runtime/engine/embedded/values.hpp"
 
 namespace spillway::engine {
 
 /// What uses the gradients; all outlive EmbeddedGradients.
 struct GradientUsers {
-  EmbeddedCycle& cycle;
+  EmbeddedValues& values;
+  UseRecord& record;
   PassGate& gate;
   PlanRunner& runner;
 };
@@ -31,7 +33,7 @@ class EmbeddedGradients {
  public:
   /// Keeps references to all arguments, which outlive this object.
   EmbeddedGradients(const EmbeddedOptions& options, const EmbeddedLayout& layout,
-                    const std::vector<std::string>& names, const GradientUsers& users);
+                    const GradientUsers& users);
   /// Gives up the gradients on their way.
   ~EmbeddedGradients();
   EmbeddedGradients(const EmbeddedGradients&) = delete;
@@ -88,7 +90,6 @@ class EmbeddedGradients {
 
   const EmbeddedOptions& options_;
   const EmbeddedLayout& layout_;
-  const std::vector<std::string>& names_;
   const GradientUsers users_;
   const bool alone_;  ///< a parameter has one gradient in a step
 

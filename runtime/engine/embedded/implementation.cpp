@@ -2,12 +2,11 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
+#include <array>
 #include <exception>
 
 #include "runtime/base/error.hpp"
 #include "runtime/base/log.hpp"
-#include "runtime/base/mutex.hpp"
 #include "runtime/engine/embedded/checkpoint.hpp"
 #include "runtime/engine/embedded/values_source.hpp"
 
@@ -28,20 +27,21 @@ EmbeddedTrainer::Implementation::Implementation(const EmbeddedOptions& options,
       process_(getpid()),
       gate_(layout_.workload.blocks.size(), options.device_memory ? Ends::both : Ends::backward),
       cycle_(options, layout_, gate_),
+      values_(cycle_.values()),
+      parameters_(cycle_.parameters()),
       runner_(cycle_, gate_),
-      gradients_(options_, layout_, names_, {.cycle = cycle_, .gate = gate_, .runner = runner_}) {
+      passes_(layout_, values_, gate_, runner_),
+      gradients_(options_, layout_,
+                 {.values = values_, .record = cycle_.record(), .gate = gate_, .runner = runner_}) {
   std::uint64_t leaves = 0;
   for (const EmbeddedParameter& parameter : parameters) {
-    names_.push_back(parameter.name);
     elements_.push_back(parameter.elements);
     leaves += round_up(parameter.elements, kLeafParameters) / kLeafParameters;
   }
   leaf_sums_.reserve(leaves);
-  torn_.resize(parameters.size());
-  cycle_.initialize(ValuesSource(options.dtype, layout_.places, parameters));
+  cycle_.initialize(ValuesSource(options.dtype, layout_.ranges, parameters));
   for (std::size_t i = 0; i < frozen.size(); ++i) {
-    frozen_names_.push_back(frozen[i].name);
-    cycle_.write_frozen(layout_.frozen[i], {frozen[i].values, frozen[i].bytes.value()});
+    values_.write_frozen(layout_.frozen[i], {frozen[i].values, frozen[i].bytes.value()});
   }
 }
 
@@ -65,12 +65,12 @@ void EmbeddedTrainer::Implementation::check_process() const {
         "the trainer after the fork");
 }
 
-const EmbeddedPlace& EmbeddedTrainer::Implementation::place(std::uint32_t parameter) const {
+const BlockRange& EmbeddedTrainer::Implementation::range(std::uint32_t parameter) const {
   check_process();
-  check(parameter < layout_.places.size(), ErrorCode::invalid_argument,
+  check(parameter < layout_.ranges.size(), ErrorCode::invalid_argument,
         fmt::format("there is no parameter {}; there are {}, counted from 0", parameter,
-                    layout_.places.size()));
-  return layout_.places[parameter];
+                    layout_.ranges.size()));
+  return layout_.ranges[parameter];
 }
 
 void EmbeddedTrainer::Implementation::check_group(std::uint32_t group) const {
@@ -79,32 +79,31 @@ void EmbeddedTrainer::Implementation::check_group(std::uint32_t group) const {
                     options_.groups.size()));
 }
 
-void EmbeddedTrainer::Implementation::check_count(std::uint32_t parameter,
-                                                  std::size_t count) const {
-  const std::uint64_t elements = layout_.places[parameter].count;
-  check(count == elements, ErrorCode::invalid_argument,
-        fmt::format("the state of \"{}\" has {} elements, not {}", names_[parameter], elements,
-                    count));
+/// Counts of 0 are of what a call does not want, or does not have.
+void EmbeddedTrainer::Implementation::check_counts(std::uint32_t parameter,
+                                                   std::span<const std::size_t> counts) const {
+  const std::uint64_t elements = layout_.ranges[parameter].count;
+  for (const std::size_t count : counts) {
+    check(count == 0 || count == elements, ErrorCode::invalid_argument,
+          fmt::format("the state of \"{}\" has {} elements, not {}", layout_.names[parameter],
+                      elements, count));
+  }
 }
 
-void EmbeddedTrainer::Implementation::check_whole(std::uint32_t parameter) const {
-  check(!torn_[parameter].any(), ErrorCode::corrupt_data,
-        fmt::format("the state of \"{}\" is new in a part alone, since a call that was to replace "
-                    "it has failed; load a checkpoint, or make that call again",
-                    names_[parameter]));
-}
-
-void EmbeddedTrainer::Implementation::check_whole() const {
-  const auto torn = std::ranges::find_if(torn_, &Torn::any);
-  if (torn != torn_.end()) check_whole(static_cast<std::uint32_t>(torn - torn_.begin()));
+const FrozenRange& EmbeddedTrainer::Implementation::frozen_range(std::uint32_t frozen) const {
+  check_process();
+  check(frozen < layout_.frozen.size(), ErrorCode::invalid_argument,
+        fmt::format("there is no frozen tensor {}; there are {}, counted from 0", frozen,
+                    layout_.frozen.size()));
+  return layout_.frozen[frozen];
 }
 
 /// Returns once all gradients of the step are complete, and their norm can be had.
 void EmbeddedTrainer::Implementation::gather() {
   check_process();
-  check_left();
+  passes_.check_left();
   runner_.check_sound();
-  check_whole();
+  parameters_.check_whole();
   if (runner_.phase() == Phase::gathered) return;
   gradients_.check_complete();
   if (streams()) {
@@ -122,7 +121,7 @@ void EmbeddedTrainer::Implementation::gather() {
 /// Returns once nothing runs, and no update is pending. Gradients of the step under way wait on.
 void EmbeddedTrainer::Implementation::rest() {
   check_process();
-  check_left();
+  passes_.check_left();
   gradients_.land();
   runner_.park();
 }
@@ -134,26 +133,60 @@ void EmbeddedTrainer::Implementation::park() {
   rest();
 }
 
+std::span<std::byte> EmbeddedTrainer::Implementation::resident_values(const BlockRange& at) {
+  const auto values = values_.resident(at);
+  return {values.address(), values.size()};
+}
+
 std::span<std::byte> EmbeddedTrainer::Implementation::values(std::uint32_t parameter) {
-  const EmbeddedPlace& at = place(parameter);
-  return cycle_.is_resident(at) ? resident_values(at) : cycle_.values(at);
+  const BlockRange& at = range(parameter);
+  return values_.is_resident(at) ? resident_values(at) : values_.host(at);
+}
+
+std::span<std::byte> EmbeddedTrainer::Implementation::device_values(std::uint32_t parameter) {
+  const BlockRange& at = range(parameter);
+  return values_.is_resident(at) ? resident_values(at) : passes_.parameter(parameter);
+}
+
+std::span<std::byte> EmbeddedTrainer::Implementation::frozen_values(std::uint32_t frozen) {
+  return values_.frozen(frozen_range(frozen));
+}
+
+std::span<std::byte> EmbeddedTrainer::Implementation::device_frozen(std::uint32_t frozen) {
+  const FrozenRange& at = frozen_range(frozen);
+  return at.block ? passes_.frozen(frozen) : values_.frozen(at);
+}
+
+void EmbeddedTrainer::Implementation::enter(std::uint32_t unit, EmbeddedPass pass) {
+  check_process();
+  passes_.enter(unit, pass);
+}
+
+void EmbeddedTrainer::Implementation::leave(std::uint32_t unit,
+                                            const offload::ForeignWork& readers) {
+  check_process();
+  passes_.leave(unit, readers);
+}
+
+void EmbeddedTrainer::Implementation::forget_uploads() {
+  check_process();
+  passes_.check_left();
+  if (streams() && runner_.phase() != Phase::gathered) runner_.park();
 }
 
 void EmbeddedTrainer::Implementation::take_values(std::uint32_t parameter,
                                                   const offload::ForeignWork& writers,
                                                   TakenValues which) {
-  const EmbeddedPlace& at = place(parameter);
+  const BlockRange& at = range(parameter);
   park();
-  cycle_.order_downloads(writers);
-  if (cycle_.is_resident(at)) cycle_.download_resident(at);
-  torn_[parameter].masters = true;
-  cycle_.take_values(at, which);
-  torn_[parameter].masters = false;
+  values_.order_downloads(writers);
+  if (values_.is_resident(at)) values_.download(at);
+  parameters_.take_values(parameter, which);
 }
 
 void EmbeddedTrainer::Implementation::discard_gradients() {
   check_process();
-  check_left();
+  passes_.check_left();
   gradients_.land();
   runner_.park();
   gradients_.forget();
@@ -170,8 +203,8 @@ double EmbeddedTrainer::Implementation::grad_norm(double divisor) {
 std::span<const double> EmbeddedTrainer::Implementation::leaf_sums() {
   gather();
   leaf_sums_.clear();
-  for (const EmbeddedPlace& place : layout_.places) {
-    const std::span<const double> sums = cycle_.leaf_sums(place);
+  for (const BlockRange& range : layout_.ranges) {
+    const std::span<const double> sums = cycle_.leaf_sums(range);
     leaf_sums_.insert(leaf_sums_.end(), sums.begin(), sums.end());
   }
   return leaf_sums_;
@@ -182,14 +215,14 @@ EmbeddedResult EmbeddedTrainer::Implementation::step(const EmbeddedStep& step) {
         fmt::format("max_norm is {}; it must be above 0, or 0 for no clipping", step.max_norm));
   const double own = grad_norm(step.gradient_divisor);
   const double norm = step.grad_norm.value_or(own);
-  cycle_.order_uploads(step.readers);
+  values_.order_uploads(step.readers);
   const bool updates = cycle_.decide(options_.groups, norm, step, gradients_.skipped());
   const EmbeddedResult result{.step = cycle_.state().step, .grad_norm = norm, .skipped = !updates};
   gradients_.forget();
   if (!updates) {
     runner_.park();
   } else if (options_.defers_updates) {
-    begin(EmbeddedPlan::step);
+    passes_.begin(EmbeddedPlan::step);
   } else {
     runner_.start(EmbeddedPlan::update);
     runner_.finish();
@@ -206,19 +239,14 @@ std::vector<plan::MemoryItem> EmbeddedTrainer::Implementation::memory() const {
 }
 
 void EmbeddedTrainer::Implementation::wait(std::uint32_t parameter) {
-  const EmbeddedPlace& at = place(parameter);
+  const BlockRange& at = range(parameter);
   const std::optional<std::uint64_t> update = runner_.update();
   if (!update) return runner_.check_sound();
   if (at.block < layout_.residents || !streams()) {
     if (!gate_.wait_for_forward(at.block, *update)) runner_.check_sound();
     return;
   }
-  const Lock lock(passes_);
-  if (runner_.update() != update) return runner_.check_sound();
-  check(!inside_, ErrorCode::invalid_argument,
-        fmt::format("\"{}\" is waited for before unit {} is left", names_[parameter],
-                    inside_.value_or(0)));
-  runner_.park();
+  passes_.await_update(parameter, *update);
 }
 
 void EmbeddedTrainer::Implementation::set_group(std::uint32_t group,
@@ -232,27 +260,18 @@ void EmbeddedTrainer::Implementation::set_group(std::uint32_t group,
 
 void EmbeddedTrainer::Implementation::read_state(std::uint32_t parameter,
                                                  const cpu_adam::WideState& wide) {
-  const EmbeddedPlace& at = place(parameter);
-  for (const auto part : {wide.master, wide.m, wide.v}) {
-    if (!part.empty()) check_count(parameter, part.size());
-  }
+  static_cast<void>(range(parameter));
+  check_counts(parameter, std::array{wide.master.size(), wide.m.size(), wide.v.size()});
   park();
-  check_whole(parameter);
-  cycle_.read_state(at, wide);
+  parameters_.read(parameter, wide);
 }
 
 void EmbeddedTrainer::Implementation::write_state(std::uint32_t parameter,
                                                   const cpu_adam::ConstWideState& wide) {
-  const EmbeddedPlace& at = place(parameter);
-  for (const auto part : {wide.master, wide.m, wide.v}) {
-    if (!part.empty()) check_count(parameter, part.size());
-  }
+  static_cast<void>(range(parameter));
+  check_counts(parameter, std::array{wide.master.size(), wide.m.size(), wide.v.size()});
   park();
-  const bool keeps_master = wide.master.empty();
-  if (keeps_master && torn_[parameter].masters) check_whole(parameter);
-  torn_[parameter] = {.masters = !keeps_master, .moments = true};
-  cycle_.write_state(at, wide);
-  torn_[parameter] = {};
+  parameters_.write(parameter, wide);
 }
 
 void EmbeddedTrainer::Implementation::set_updates(std::uint64_t updates) {
@@ -261,33 +280,30 @@ void EmbeddedTrainer::Implementation::set_updates(std::uint64_t updates) {
 }
 
 void EmbeddedTrainer::Implementation::set_updates(std::uint32_t parameter, std::uint64_t updates) {
-  static_cast<void>(place(parameter));
+  static_cast<void>(range(parameter));
   park();
   cycle_.set_updates(parameter, updates);
 }
 
 std::shared_ptr<ParameterMemory> EmbeddedTrainer::Implementation::take_memory() noexcept {
   come_to_rest();
-  return cycle_.take_memory();
+  return values_.take_memory();
 }
 
 void EmbeddedTrainer::Implementation::save(const std::filesystem::path& directory) {
   rest();
-  check_whole();
-  NewCheckpoint checkpoint(
-      directory, describe_checkpoint(directory, options_, names_, layout_, cycle_.updates()));
+  parameters_.check_whole();
+  NewCheckpoint checkpoint(directory,
+                           describe_checkpoint(directory, options_, layout_, cycle_.updates()));
   cycle_.save(checkpoint.path());
   checkpoint.complete();
 }
 
 void EmbeddedTrainer::Implementation::load(const std::filesystem::path& directory) {
   park();
-  const std::vector<std::uint64_t> updates = check_checkpoint(directory, options_, names_, layout_);
+  const std::vector<std::uint64_t> updates = check_checkpoint(directory, options_, layout_);
   const std::unique_ptr<SavedState> saved = cycle_.open_checkpoint(directory);
-  std::ranges::fill(torn_, Torn{.masters = true, .moments = true});
-  cycle_.load(*saved);
-  for (std::uint32_t i = 0; i < updates.size(); ++i) cycle_.set_updates(i, updates[i]);
-  std::ranges::fill(torn_, Torn{});
+  cycle_.load(*saved, updates);
 }
 
 }  // namespace spillway::engine

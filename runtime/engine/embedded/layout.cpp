@@ -111,10 +111,10 @@ std::uint32_t count_units(std::span<const EmbeddedParameter> parameters,
 }
 
 /// Returns the parameters of no unit in their order, then those of each unit by group.
-std::vector<std::size_t> order_of(std::span<const EmbeddedParameter> parameters) {
-  std::vector<std::size_t> order(parameters.size());
+std::vector<std::uint32_t> order_of(std::span<const EmbeddedParameter> parameters) {
+  std::vector<std::uint32_t> order(parameters.size());
   std::iota(order.begin(), order.end(), 0);
-  std::ranges::stable_sort(order, {}, [&](std::size_t index) {
+  std::ranges::stable_sort(order, {}, [&](std::uint32_t index) {
     const EmbeddedParameter& parameter = parameters[index];
     return std::pair(parameter.unit, parameter.unit ? parameter.group : 0);
   });
@@ -154,30 +154,30 @@ void extend_block(EmbeddedLayout& layout, const EmbeddedParameter& parameter, st
 }
 
 /// Places a parameter behind the others of the last block.
-void add_parameter(EmbeddedLayout& layout, const EmbeddedParameter& parameter,
-                   EmbeddedPlace& place) {
+void add_parameter(EmbeddedLayout& layout, const EmbeddedParameter& parameter, BlockRange& range) {
   plan::BlockShape& shape = layout.workload.blocks.back();
   if (shape.name.empty()) shape.name = parameter.name;
-  place = {.block = static_cast<std::uint32_t>(layout.workload.blocks.size() - 1),
+  range = {.block = static_cast<std::uint32_t>(layout.workload.blocks.size() - 1),
            .first = shape.padded_parameters.value(),
            .count = parameter.elements};
   ++layout.parameters.back();
-  extend_block(layout, parameter, round_up(place.first + place.count, kLeafParameters));
+  extend_block(layout, parameter, round_up(range.first + range.count, kLeafParameters));
 }
 
 /// Places a frozen tensor behind the others of its unit, or of no unit.
 void add_frozen(EmbeddedLayout& layout, const FrozenTensor& tensor) {
-  FrozenPlace& place = layout.frozen.emplace_back();
+  layout.frozen_names.push_back(tensor.name);
+  FrozenRange& range = layout.frozen.emplace_back();
   Bytes* whole = &layout.workload.resident_frozen_bytes;
   if (tensor.unit) {
-    place.block = layout.residents + *tensor.unit;
-    plan::BlockShape& shape = layout.workload.blocks[*place.block];
+    range.block = layout.residents + *tensor.unit;
+    plan::BlockShape& shape = layout.workload.blocks[*range.block];
     if (shape.name.empty()) shape.name = tensor.name;
     whole = &shape.frozen_bytes;
   }
-  place.first = round_up(whole->value(), kFrozenAlignment);
-  place.bytes = tensor.bytes.value();
-  *whole = Bytes{place.first + place.bytes};
+  range.first = round_up(whole->value(), kFrozenAlignment);
+  range.bytes = tensor.bytes.value();
+  *whole = Bytes{range.first + range.bytes};
 }
 
 /// Returns how many units the device holds at once: one that is used, one that comes, and one that
@@ -221,22 +221,25 @@ EmbeddedLayout make_layout(const EmbeddedOptions& options,
   layout.workload.compute = options.dtype;
   // Gradients wait in fp32 where several are summed, as those of rounds do.
   layout.workload.rounds = options.gradients_per_step == 1 ? 1 : 2;
-  layout.places.resize(parameters.size());
-  const std::vector<std::size_t> order = order_of(parameters);
-  auto next = order.begin();
-  for (; next != order.end() && !parameters[*next].unit; ++next) {
+  for (const EmbeddedParameter& parameter : parameters) layout.names.push_back(parameter.name);
+  layout.ranges.resize(parameters.size());
+  layout.order = order_of(parameters);
+  auto next = layout.order.cbegin();
+  for (; next != layout.order.cend() && !parameters[*next].unit; ++next) {
     if (opens_block(layout, parameters[*next])) {
       open_block(layout, parameters[*next].group);
       ++layout.residents;
     }
-    add_parameter(layout, parameters[*next], layout.places[*next]);
+    add_parameter(layout, parameters[*next], layout.ranges[*next]);
   }
   const std::uint32_t units = count_units(parameters, frozen);
   for (std::uint32_t unit = 0; unit < units; ++unit) {
-    const auto is_of_unit = [&] { return next != order.end() && parameters[*next].unit == unit; };
+    const auto is_of_unit = [&] {
+      return next != layout.order.cend() && parameters[*next].unit == unit;
+    };
     open_block(layout, is_of_unit() ? parameters[*next].group : 0);
     for (; is_of_unit(); ++next) {
-      add_parameter(layout, parameters[*next], layout.places[*next]);
+      add_parameter(layout, parameters[*next], layout.ranges[*next]);
     }
   }
   for (const FrozenTensor& tensor : frozen) add_frozen(layout, tensor);

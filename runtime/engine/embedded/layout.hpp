@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "runtime/engine/embedded_trainer.hpp"
@@ -16,22 +17,24 @@ namespace spillway::engine {
 
 /// Where a parameter lies in its block. It starts on a leaf, so that no two parameters share a leaf
 /// of the norm or a scale of format int8: no bit depends on what else is registered, or where.
-struct EmbeddedPlace {
+struct BlockRange {
   std::uint32_t block = 0;
   std::uint64_t first = 0;
   std::uint64_t count = 0;
 };
 
 /// Where a frozen tensor lies among those of its block, or of all that stay on the device.
-struct FrozenPlace {
+struct FrozenRange {
   std::optional<std::uint32_t> block;
   std::uint64_t first = 0;
   std::uint64_t bytes = 0;
 };
 
 struct EmbeddedLayout {
-  std::vector<EmbeddedPlace> places;  ///< by parameter
-  std::vector<FrozenPlace> frozen;    ///< by frozen tensor
+  std::vector<std::string> names, frozen_names;  ///< of parameters, and of frozen tensors
+  std::vector<BlockRange> ranges;                ///< by parameter
+  std::vector<FrozenRange> frozen;               ///< by frozen tensor
+  std::vector<std::uint32_t> order;  ///< parameters in the order of blocks and of ranges there
   plan::Workload workload;
   std::vector<BlockGroups> groups;        ///< by block
   std::vector<std::uint32_t> parameters;  ///< by block: how many lie in it

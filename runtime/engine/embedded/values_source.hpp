@@ -16,14 +16,14 @@ namespace spillway::engine {
 class ValuesSource final : public model::ParameterSource {
  public:
   /// Borrows the parameters' values, which outlive this object.
-  ValuesSource(DType dtype, std::span<const EmbeddedPlace> places,
+  ValuesSource(DType dtype, std::span<const BlockRange> ranges,
                std::span<const EmbeddedParameter> parameters);
 
   void read(BlockIndex block, ElementCount first, std::span<float> target) const override;
 
  private:
   struct Part {
-    EmbeddedPlace place;
+    BlockRange range;
     const std::byte* values;
   };
   DType dtype_;

@@ -1,0 +1,66 @@
+// EmbeddedValues: where values and gradients of registered tensors lie, and copies of values
+// between the host and the device. Control thread, but where a function says otherwise.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <memory>
+#include <span>
+
+#include "runtime/engine/embedded/layout.hpp"
+#include "runtime/engine/step/step_engine.hpp"
+
+namespace spillway::engine {
+
+/// The memory of parameters whose trainer has ended.
+struct ParameterMemory {
+  std::unique_ptr<offload::DeviceBackend> backend;  // it outlives what it has allocated
+  std::array<offload::DeviceMemory, 2> device;      ///< of parameters and of frozen tensors
+  std::array<offload::PinnedMemory, 2> host;        ///< likewise
+};
+
+class EmbeddedValues {
+ public:
+  /// `engine`, whose memory this finds, outlives it.
+  explicit EmbeddedValues(StepEngine& engine);
+
+  /// Whether the parameter stays on the device. Any thread.
+  [[nodiscard]] bool is_resident(const BlockRange& range) const;
+  /// Returns where the parameter lies on the host. Any thread.
+  [[nodiscard]] std::span<std::byte> host(const BlockRange& range);
+  /// Returns where a parameter that stays on the device lies there. Any thread.
+  [[nodiscard]] offload::DeviceSpan<std::byte> resident(const BlockRange& range);
+  /// Returns where a frozen tensor is kept: on the host, or on the device if it is of no unit. Any
+  /// thread.
+  [[nodiscard]] std::span<std::byte> frozen(const FrozenRange& range);
+  /// Returns where the parameter's gradient waits for the update. Any thread.
+  [[nodiscard]] std::span<std::byte> gradient(const BlockRange& range);
+
+  /// Copies a resident parameter from the device, which the framework has written, or to it.
+  void download(const BlockRange& range);
+  void upload(const BlockRange& range);
+  void write_frozen(const FrozenRange& range, std::span<const std::byte> values);
+  /// Writes zeros behind a parameter's gradient, up to the next leaf: nothing else writes there,
+  /// and norms read it.
+  void clear_padding(const BlockRange& range);
+  /// Orders copies to the device, or from it, behind the framework's work. A plan may be running.
+  void order_uploads(const offload::ForeignWork& work);
+  void order_downloads(const offload::ForeignWork& work);
+
+  [[nodiscard]] offload::DeviceBackend& backend() const { return engine_.backend(); }
+  /// Returns what the framework and the engine share of a GPU; null on the host. Any thread.
+  [[nodiscard]] offload::SharedDevice* shared() const { return shared_; }
+  /// Gives away the memory of all values. Nothing runs any more; only destructors may follow.
+  [[nodiscard]] std::shared_ptr<ParameterMemory> take_memory() noexcept;
+
+ private:
+  void order(offload::Stream& stream, const offload::ForeignWork& work);
+
+  StepEngine& engine_;
+  offload::SharedDevice* const shared_;
+  std::unique_ptr<offload::Event> foreign_;  ///< behind the framework's work
+  /// Empty until the end, which could not make it: memory may be lacking then.
+  std::shared_ptr<ParameterMemory> taken_ = std::make_shared<ParameterMemory>();
+};
+
+}  // namespace spillway::engine
