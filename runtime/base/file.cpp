@@ -20,6 +20,10 @@ namespace {
 
 namespace fs = std::filesystem;
 
+/// A directory that others have made, and take away again between two looks at it, is made anew so
+/// often. A link that leads nowhere looks the same.
+constexpr int kMostTimesGone = 100;
+
 [[noreturn]] void fail(int error_number, std::string_view operation, const fs::path& path) {
   throw_errno(error_number, fmt::format("{} {}", operation, path.string()));
 }
@@ -183,19 +187,27 @@ void write_file_atomically(const fs::path& path, std::string_view content) {
 }
 
 void MadeDirectories::make(const fs::path& directory) {
-  if (fs::is_directory(directory) || make_new(directory)) return;
-  if (!fs::is_directory(directory)) fail(EEXIST, "create directory", directory);
+  for (int gone = 0;; ++gone) {
+    const fs::file_type found = fs::status(directory).type();
+    if (found == fs::file_type::directory || make_new(directory)) return;
+    if (found != fs::file_type::not_found || gone == kMostTimesGone) {
+      fail(EEXIST, "create directory", directory);
+    }
+  }
 }
 
 bool MadeDirectories::make_new(const fs::path& directory) {
   const fs::path path = directory.has_filename() ? directory : directory.parent_path();
   const fs::path parent = directory_of(path);
-  make(parent);
-  const bool made = ::mkdir(path.c_str(), 0777) == 0;
-  if (!made && errno != EEXIST) fail(errno, "create directory", path);
-  if (made) made_.push_back(path);
+  for (int gone = 0;; ++gone) {
+    make(parent);
+    if (::mkdir(path.c_str(), 0777) == 0) break;
+    if (errno == EEXIST) return false;
+    if (errno != ENOENT || gone == kMostTimesGone) fail(errno, "create directory", path);
+  }
+  made_.push_back(path);
   synchronize_directory(parent);
-  return made;
+  return true;
 }
 
 void MadeDirectories::share(const fs::path& directory, std::uint64_t count) {

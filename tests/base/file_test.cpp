@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <csignal>
 #include <functional>
+#include <future>
 #include <thread>
 
 #include "runtime/base/error.hpp"
@@ -224,6 +225,23 @@ TEST(MadeDirectories, GoWithTheirOwnerUnlessTheyAreKeptOrUsed) {
   EXPECT_TRUE(fs::is_directory(deep));
   MadeDirectories made;
   EXPECT_THROW(made.make(directory.path() / "a/b/file/d"), Error);
+  fs::create_symlink("nowhere", directory.path() / "link");
+  EXPECT_THROW(made.make(directory.path() / "link"), Error);
+  EXPECT_THROW(made.make(directory.path() / "link/"), Error);
+}
+
+// Two starts of a job, one of which takes back what it has made.
+TEST(MadeDirectories, ThoseThatAnotherTakesBackAreMadeAgain) {
+  const TemporaryDirectory directory;
+  const auto make_and_remove = [&] {
+    for (int i = 0; i < 2000; ++i) {
+      MadeDirectories made;
+      made.make(directory.path() / "a/b");
+    }
+  };
+  auto other = std::async(std::launch::async, make_and_remove);
+  EXPECT_NO_THROW(make_and_remove());
+  EXPECT_NO_THROW(other.get());
 }
 
 }  // namespace
