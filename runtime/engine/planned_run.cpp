@@ -36,7 +36,7 @@ class OwnMachine final : public PlanningMachine {
                                       const plan::Workload& workload) override;
   [[nodiscard]] plan::Workload workload(const model::ModelConfig& config,
                                         const config::TrainOptions& options,
-                                        const plan::Replicas& ranks,
+                                        const plan::Replicas& replicas,
                                         Bytes score_gradients) override;
   [[nodiscard]] plan::MachineProfile profile(const config::TrainOptions& options,
                                              const plan::Workload& whole,
@@ -72,8 +72,8 @@ class RunPreparation {
   void plan();
 
  private:
-  void take_place();
-  void show_places(const std::string& gpu);
+  void take_share();
+  void show_shares(const std::string& gpu);
   [[nodiscard]] std::unique_ptr<comm::DeviceCommunicator> join_gpus() const;
   void resolve_automatic();
   [[nodiscard]] DataIdentity recognise_data() const;
@@ -93,7 +93,7 @@ void RunPreparation::open() {
   run_.run_config.model = model_of(request_, RunDirectory(run_.claim.job()));
   run_.plan.options = request_.options;
   run_.plan.options.tensor.index = ranks_.place().part();
-  take_place();
+  take_share();
   resolve(run_.plan.options, run_.config());
   resolve_automatic();
   if (request_.from) check_tokenizer(request_.data, *request_.from);
@@ -137,12 +137,12 @@ void RunPreparation::open() {
 
 /// Gives this rank its part of a machine that it shares with others: GPU, cores and drives. A run
 /// that goes on has its state where it is.
-void RunPreparation::take_place() {
+void RunPreparation::take_share() {
   if (ranks_.alone()) return;
   config::TrainOptions& options = run_.plan.options;
   const config::DeviceKind device = options.device.value_or(usable_device());
   options.device_index = gpu_of_rank(ranks_, device);
-  PlaceRequest request;
+  ShareRequest request;
   if (device == config::DeviceKind::cuda) {
     const offload::CudaDevice gpu = offload::query_cuda_device(options.device_index);
     request.gpu = gpu.pci_bus_id;
@@ -152,29 +152,29 @@ void RunPreparation::take_place() {
   request.directories = resumes ? run_.claim.state_directories()
                                 : state_directories(options, run_.claim.run().root());
   request.divides_directories = !resumes;
-  run_.place = find_place(ranks_, request);
-  if (options.threads == 0) options.threads = run_.place.threads;
-  if (options.compute_threads == 0) options.compute_threads = run_.place.threads;
-  if (!options.nvme.empty() && !resumes) options.nvme = run_.place.directories;
-  run_.binding.emplace(run_.place.share.cores);
-  show_places(request.gpu.value_or(""));
+  run_.share = share_machine(ranks_, request);
+  if (options.threads == 0) options.threads = run_.share.threads;
+  if (options.compute_threads == 0) options.compute_threads = run_.share.threads;
+  if (!options.nvme.empty() && !resumes) options.nvme = run_.share.directories;
+  run_.binding.emplace(run_.share.core_share.cores);
+  show_shares(request.gpu.value_or(""));
 }
 
 /// Gathers what the plan shows of all ranks.
-void RunPreparation::show_places(const std::string& gpu) {
-  ShownPlace mine{.machine = machine_name().data(),
+void RunPreparation::show_shares(const std::string& gpu) {
+  ShownShare mine{.machine = machine_name().data(),
                   .nodes = {},
-                  .cores = static_cast<std::uint32_t>(run_.place.share.cores.size()),
+                  .cores = static_cast<std::uint32_t>(run_.share.core_share.cores.size()),
                   .bound = run_.binding->holds(),
                   .threads = run_.plan.options.threads,
                   .gpu = gpu,
                   .state = {}};
-  for (const Core& core : run_.place.share.cores) {
+  for (const Core& core : run_.share.core_share.cores) {
     const std::uint32_t node = core.node.value();
     if (std::ranges::find(mine.nodes, node) == mine.nodes.end()) mine.nodes.push_back(node);
   }
-  for (const auto& directory : run_.place.directories) mine.state.push_back(directory.string());
-  run_.places = gather_places(ranks_, mine);
+  for (const auto& directory : run_.share.directories) mine.state.push_back(directory.string());
+  run_.shares = gather_shares(ranks_, mine);
 }
 
 /// All ranks have the same device by now. A machine that lacks NCCL ends the run here.
@@ -254,19 +254,19 @@ void RunPreparation::resume_model(const DeviceRecord& recorded) {
 plan::Budgets OwnMachine::budgets(const config::TrainOptions& options,
                                   const plan::Workload& workload) {
   plan::Budgets budgets =
-      least(ranks_, make_budgets(options, request_.run, workload, run_.place.sharers));
+      least(ranks_, make_budgets(options, request_.run, workload, run_.share.sharers));
   if (run_.claim.resumes()) budgets.nvme = Bytes{~std::uint64_t{0} >> 1};
   return budgets;
 }
 
 plan::Workload OwnMachine::workload(const model::ModelConfig& config,
                                     const config::TrainOptions& options,
-                                    const plan::Replicas& ranks, Bytes score_gradients) {
+                                    const plan::Replicas& replicas, Bytes score_gradients) {
   if (score_gradients != model::cuda::kScoreGradients) {
     run_.model =
         make_model_runtime(config, options, products_of(run_.run_config.device), score_gradients);
   }
-  return make_workload(config, *run_.model.transformer, options, ranks);
+  return make_workload(config, *run_.model.transformer, options, replicas);
 }
 
 CalibrationRequest OwnMachine::request_for(const config::TrainOptions& options,
@@ -283,8 +283,8 @@ CalibrationRequest OwnMachine::request_for(const config::TrainOptions& options,
 /// Ranks that share a disk measure it one after the other; what one of them has found out, the next
 /// one reads in the machine profile.
 void OwnMachine::tune_in_turn(const CalibrationRequest& request, const plan::Placement& fitting) {
-  for (std::uint32_t turn = 0; turn < run_.place.turns; ++turn) {
-    if (turn == run_.place.turn) {
+  for (std::uint32_t turn = 0; turn < run_.share.turns; ++turn) {
+    if (turn == run_.share.turn) {
       if (turn > 0) run_.known.refresh();
       tuning_ = tune(request, fitting, run_.known,
                      [this](const std::string& text) { observer_.noted(text); });
@@ -303,13 +303,13 @@ plan::MachineProfile OwnMachine::profile(const config::TrainOptions& options,
   alone.replicas = {};
   CalibrationRequest request = request_for(options, alone, budgets);
   tune_in_turn(request, fitting);
-  if (run_.place.turn > 0) request.state_directories.reset();
+  if (run_.share.turn > 0) request.state_directories.reset();
   const auto note = [this](const std::string& text) {
     // Ranks that share cores measure at once: they are no strangers to each other.
     if (ranks_.alone() || run_.binding->holds()) observer_.noted(text);
   };
   return per_rank(calibrate(request, tuning_, note),
-                  options.disk_gbps ? 1 : run_.place.sharers.disks);
+                  options.disk_gbps ? 1 : run_.share.sharers.disks);
 }
 
 void OwnMachine::tune_run() {

@@ -8,8 +8,8 @@
 
 #include "runtime/data/sampler.hpp"
 #include "runtime/engine/machine/calibrate.hpp"
+#include "runtime/engine/machine/machine_share.hpp"
 #include "runtime/engine/machine/machine_tuning.hpp"
-#include "runtime/engine/machine/rank_place.hpp"
 #include "runtime/engine/prepare/planned.hpp"
 #include "runtime/engine/ranks/rank_groups.hpp"
 #include "runtime/engine/run/claim.hpp"
@@ -30,9 +30,9 @@ struct PlannedRun {
 
   RankGroups& ranks;
   plan::Replicas part;                   ///< of the stage, this rank's
-  RankPlace place;                       ///< of this rank; of the only one, none
+  MachineShare share;                    ///< of this rank; of the only one, none
   std::optional<ThreadBinding> binding;  ///< of the control thread and what it starts
-  std::vector<ShownPlace> places;        ///< of all ranks
+  std::vector<ShownShare> shares;        ///< of all ranks
   RunClaim claim;
   std::optional<StepIndex> resume_at;  ///< absent: the run begins
   MachineTuning known;                 ///< what earlier runs measured of this machine

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "runtime/engine/prepare/planned.hpp"
-#include "runtime/engine/ranks/shown_place.hpp"
+#include "runtime/engine/ranks/shown_share.hpp"
 #include "runtime/engine/step/step_result.hpp"
 
 namespace spillway::engine {
@@ -22,7 +22,7 @@ struct TrainPlan {
   std::uint64_t first_step = 1;
   /// Algorithms of matrix products that the run took from the machine profile.
   std::size_t measured_products = 0;
-  std::vector<ShownPlace> places{};  ///< by rank; none for one rank, which has the whole machine
+  std::vector<ShownShare> shares{};  ///< by rank; none for one rank, which has the whole machine
 };
 
 /// Receives everything that happens, on the control thread, between steps.

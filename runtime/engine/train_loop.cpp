@@ -108,7 +108,7 @@ void TrainLoop::create_trainer() {
                      .steps = run_->steps,
                      .first_step = trainer_->state().step + 1,
                      .measured_products = run_->measured_products,
-                     .places = run_->places});
+                     .shares = run_->shares});
   run_->claim.keep();
   if (run_->plan.workload.stage.stays_full()) {
     observer_.noted(

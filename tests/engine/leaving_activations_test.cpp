@@ -94,7 +94,7 @@ const Leaving& boundaries() {
           },
       .traffic =
           [](const plan::Workload& workload, const plan::Placement& placement) {
-            const plan::BoundaryTraffic traffic = plan::boundary_traffic(workload, placement);
+            const plan::ActivationTraffic traffic = plan::boundary_traffic(workload, placement);
             return std::pair(traffic.saved, traffic.spilled);
           },
       .on_disk = 4,
@@ -136,7 +136,7 @@ const Leaving& saved_activations() {
           },
       .traffic =
           [](const plan::Workload& workload, const plan::Placement& placement) {
-            const plan::SavedActivationsTraffic traffic =
+            const plan::ActivationTraffic traffic =
                 plan::saved_activations_traffic(workload, placement);
             return std::pair(traffic.saved, traffic.spilled);
           },

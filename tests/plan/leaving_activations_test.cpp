@@ -52,7 +52,7 @@ const Leaving kBoundaries{
     .place = &RandomCases::place_boundaries,
     .all_on = boundaries_on,
     .traffic = [](const Workload& workload, const Placement& placement) {
-      const BoundaryTraffic traffic = boundary_traffic(workload, placement);
+      const ActivationTraffic traffic = boundary_traffic(workload, placement);
       return std::pair(traffic.saved, traffic.spilled);
     }};
 const Leaving kSavedActivations{
@@ -61,7 +61,7 @@ const Leaving kSavedActivations{
     .place = &RandomCases::offload_saved_activations,
     .all_on = saved_activations_on,
     .traffic = [](const Workload& workload, const Placement& placement) {
-      const SavedActivationsTraffic traffic = saved_activations_traffic(workload, placement);
+      const ActivationTraffic traffic = saved_activations_traffic(workload, placement);
       return std::pair(traffic.saved, traffic.spilled);
     }};
 

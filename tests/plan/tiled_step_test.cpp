@@ -48,7 +48,7 @@ TEST(TiledStepProperty, MovesWhatTheFormulasSay) {
     const StepPlan plan = build_training_step(workload, placement);
     EXPECT_EQ(bytes_moved(plan, kUploadParams), uploads_by_formula(workload, placement));
     EXPECT_EQ(bytes_moved(plan, kDownloadGrads), downloads_by_formula(workload, placement));
-    const BoundaryTraffic boundaries = boundary_traffic(workload, placement);
+    const ActivationTraffic boundaries = boundary_traffic(workload, placement);
     EXPECT_EQ(bytes_moved(plan, kSaveBoundary), boundaries.saved);
     EXPECT_EQ(bytes_moved(plan, kLoadBoundary), boundaries.saved);
     EXPECT_EQ(bytes_moved(plan, kSpillBoundary), boundaries.spilled);

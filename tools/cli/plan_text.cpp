@@ -92,32 +92,32 @@ ordered_json to_json(const plan::Stage& stage) {
   return document;
 }
 
-std::string place_text(const engine::ShownPlace& place) {
-  std::string text = fmt::format("{} thread(s)", place.threads);
-  if (place.cores > 0) {
-    text = fmt::format("{} core(s) of node {}", place.cores, fmt::join(place.nodes, ", "));
+std::string share_text(const engine::ShownShare& share) {
+  std::string text = fmt::format("{} thread(s)", share.threads);
+  if (share.cores > 0) {
+    text = fmt::format("{} core(s) of node {}", share.cores, fmt::join(share.nodes, ", "));
   }
-  if (!place.bound) text += ", not bound";
-  if (!place.gpu.empty()) text += fmt::format("; GPU {}", place.gpu);
-  return text + fmt::format("; state in {}", fmt::join(place.state, ", "));
+  if (!share.bound) text += ", not bound";
+  if (!share.gpu.empty()) text += fmt::format("; GPU {}", share.gpu);
+  return text + fmt::format("; state in {}", fmt::join(share.state, ", "));
 }
 
 /// The ranks of this one's machine. Documents have those of all machines.
-std::string place_lines(const std::vector<engine::ShownPlace>& places) {
+std::string share_lines(const std::vector<engine::ShownShare>& shares) {
   std::string text;
-  for (std::size_t rank = 0; rank < places.size(); ++rank) {
-    if (places[rank].machine != places.front().machine) continue;
+  for (std::size_t rank = 0; rank < shares.size(); ++rank) {
+    if (shares[rank].machine != shares.front().machine) continue;
     text += fmt::format("{:<10} rank {}: {}\n", text.empty() ? "places" : "", rank,
-                        place_text(places[rank]));
+                        share_text(shares[rank]));
   }
   return text;
 }
 
-ordered_json to_json(const engine::ShownPlace& place) {
-  ordered_json document{{"machine", place.machine}, {"nodes", place.nodes},
-                        {"cores", place.cores},     {"bound", place.bound},
-                        {"threads", place.threads}, {"state", place.state}};
-  if (!place.gpu.empty()) document["gpu"] = place.gpu;
+ordered_json to_json(const engine::ShownShare& share) {
+  ordered_json document{{"machine", share.machine}, {"nodes", share.nodes},
+                        {"cores", share.cores},     {"bound", share.bound},
+                        {"threads", share.threads}, {"state", share.state}};
+  if (!share.gpu.empty()) document["gpu"] = share.gpu;
   return document;
 }
 
@@ -228,7 +228,7 @@ std::string to_text(const PlanView& view) {
                    meaning_of(w.replicas.sharding),
                    w.gathers() ? fmt::format(" and gathered {} block(s) ahead", ahead) : "");
   }
-  text += place_lines(view.places);
+  text += share_lines(view.shares);
   fmt::format_to(out, "placement  {}\n", placement_line(w, view.plan.placement));
   text += cut_lines(view);
   for (const Tier tier : kTiers) {
@@ -275,8 +275,8 @@ nlohmann::ordered_json to_json(const PlanView& view) {
   if (view.plan.workload.stage.count > 1) document["stage"] = to_json(view.plan.workload.stage);
   if (view.plan.workload.gathers())
     document["gathered_ahead"] = view.plan.placement.parameter_slots - 1;
-  for (const engine::ShownPlace& place : view.places) {
-    document["places"].push_back(to_json(place));
+  for (const engine::ShownShare& share : view.shares) {
+    document["places"].push_back(to_json(share));
   }
   nlohmann::ordered_json& blocks = document["blocks"];
   for (std::size_t b = 0; b < view.plan.workload.blocks.size(); ++b) {

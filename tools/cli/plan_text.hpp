@@ -8,7 +8,7 @@
 
 #include "runtime/config/train_options.hpp"
 #include "runtime/engine/prepare/planned.hpp"
-#include "runtime/engine/ranks/shown_place.hpp"
+#include "runtime/engine/ranks/shown_share.hpp"
 #include "runtime/plan/search/cut_report.hpp"
 
 namespace spillway::cli {
@@ -17,7 +17,7 @@ struct PlanView {
   const engine::Planned& plan;
   std::vector<plan::MemoryItem> memory;
   std::vector<plan::CutReport> cuts{};       ///< empty in a run, which looks for no other cut
-  std::vector<engine::ShownPlace> places{};  ///< of the ranks of a run
+  std::vector<engine::ShownShare> shares{};  ///< of the ranks of a run
 };
 
 /// Returns the lane as people know it: what computes is no GPU where FWD-BWD runs on the host.

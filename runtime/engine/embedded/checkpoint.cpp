@@ -37,7 +37,7 @@ CheckpointDescription describe(const EmbeddedOptions& options, const EmbeddedLay
                                .updates = {}};
   for (const auto& group : options.groups) result.optimizers.emplace_back(name_of(group.optimizer));
   for (std::size_t i = 0; i < layout.names.size(); ++i) {
-    const BlockRange& range = layout.ranges[i];
+    const ParameterRange& range = layout.ranges[i];
     result.parameters.push_back({.name = layout.names[i],
                                  .elements = range.count,
                                  .group = layout.groups[range.block][0].group});

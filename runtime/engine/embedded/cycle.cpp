@@ -51,7 +51,7 @@ void check_memory(const EmbeddedOptions& options, const EngineSetup& setup) {
 }
 
 EngineSetup make_setup(const EmbeddedOptions& options, const EmbeddedLayout& layout,
-                       ForeignPasses& passes) {
+                       ExternalFramework& passes) {
   EngineSetup setup;
   setup.options = train_options(options);
   setup.workload = layout.workload;
@@ -83,13 +83,13 @@ nvme_swap::StoreOptions checkpoint_store(const std::filesystem::path& directory)
 }  // namespace
 
 EmbeddedCycle::EmbeddedCycle(const EmbeddedOptions& options, const EmbeddedLayout& layout,
-                             ForeignPasses& passes)
+                             ExternalFramework& passes)
     : StepCycle(make_setup(options, layout, passes), ModelRuntime{}),
       layout_(layout),
       values_(engine()),
       parameters_(engine(), values_, layout),
       updates_(layout.ranges.size()) {
-  for (const BlockRange& range : layout.ranges) values_.clear_padding(range);
+  for (const ParameterRange& range : layout.ranges) values_.clear_padding(range);
   std::size_t ops = most_ops();
   if (workload().streams_external) {
     backward_ = engine().prepare(plan::build_external_backward(workload(), placement()));
@@ -111,7 +111,7 @@ void EmbeddedCycle::run(EmbeddedPlan plan) {
   record_.note(plan, last_run(), actions());
 }
 
-std::span<const double> EmbeddedCycle::leaf_sums(const BlockRange& range) {
+std::span<const double> EmbeddedCycle::leaf_sums(const ParameterRange& range) {
   const std::uint64_t count = round_up(range.count, kLeafParameters) / kLeafParameters;
   return norm_leaves(range.block).subspan(range.first / kLeafParameters, count);
 }

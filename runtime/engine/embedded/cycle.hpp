@@ -21,14 +21,14 @@ class EmbeddedCycle final : public StepCycle {
  public:
   /// Allocates everything. `options`: resolved. `layout` and `passes` outlive this object.
   EmbeddedCycle(const EmbeddedOptions& options, const EmbeddedLayout& layout,
-                ForeignPasses& passes);
+                ExternalFramework& passes);
 
   [[nodiscard]] EmbeddedValues& values() { return values_; }
   [[nodiscard]] ParameterState& parameters() { return parameters_; }
   [[nodiscard]] UseRecord& record() { return record_; }
 
   /// Returns what the norm of a parameter's gradient is made of.
-  [[nodiscard]] std::span<const double> leaf_sums(const BlockRange& range);
+  [[nodiscard]] std::span<const double> leaf_sums(const ParameterRange& range);
   void run(EmbeddedPlan plan);
   /// Returns whether the norms of all gradients of a step can be had after that plan.
   [[nodiscard]] bool gathers(EmbeddedPlan plan) const {

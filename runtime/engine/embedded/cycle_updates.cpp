@@ -55,7 +55,7 @@ void EmbeddedCycle::make_update(std::span<const cpu_adam::AdamOptions> groups, d
   }
   update.parts.resize(workload().blocks.size());
   for (const std::uint32_t parameter : layout_.order) {
-    const BlockRange& range = layout_.ranges[parameter];
+    const ParameterRange& range = layout_.ranges[parameter];
     const BlockGroups& of_block = layout_.groups[range.block];
     const auto part = std::ranges::find_if(
         of_block, [&](const GroupPart& each) { return range.first < each.end; });

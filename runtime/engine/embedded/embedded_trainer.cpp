@@ -60,7 +60,7 @@ std::span<std::byte> EmbeddedTrainer::values(std::uint32_t parameter) {
 }
 
 bool EmbeddedTrainer::keeps_on_gpu(std::uint32_t parameter) const {
-  const BlockRange& at = implementation_->range(parameter);
+  const ParameterRange& at = implementation_->range(parameter);
   return options().device == config::DeviceKind::cuda &&
          implementation_->cycle().values().is_resident(at);
 }

@@ -14,7 +14,7 @@ constexpr Bytes kMostLanding{4u << 20};
 
 Bytes landing_bytes(const EmbeddedOptions& options, const EmbeddedLayout& layout) {
   if (options.device == config::DeviceKind::host || options.gradients_per_step == 1) return {};
-  const BlockRange& largest = std::ranges::max(layout.ranges, {}, &BlockRange::count);
+  const ParameterRange& largest = std::ranges::max(layout.ranges, {}, &ParameterRange::count);
   const Bytes whole{largest.count * size_of(options.dtype)};
   return Bytes{std::min(whole, kMostLanding).value() * GradientCopies::kInFlight};
 }
@@ -23,7 +23,7 @@ std::size_t copies_of_step(const EmbeddedOptions& options, const EmbeddedLayout&
   if (options.device == config::DeviceKind::host) return 0;
   const bool alone = options.gradients_per_step == 1;
   std::size_t copies = 0;
-  for (const BlockRange& range : layout.ranges) {
+  for (const ParameterRange& range : layout.ranges) {
     const std::size_t bytes = range.count * size_of(options.dtype);
     copies += alone ? 1 : round_up(bytes, kMostLanding.value()) / kMostLanding.value();
   }

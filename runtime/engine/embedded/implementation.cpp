@@ -65,7 +65,7 @@ void EmbeddedTrainer::Implementation::check_process() const {
         "the trainer after the fork");
 }
 
-const BlockRange& EmbeddedTrainer::Implementation::range(std::uint32_t parameter) const {
+const ParameterRange& EmbeddedTrainer::Implementation::range(std::uint32_t parameter) const {
   check_process();
   check(parameter < layout_.ranges.size(), ErrorCode::invalid_argument,
         fmt::format("there is no parameter {}; there are {}, counted from 0", parameter,
@@ -133,18 +133,18 @@ void EmbeddedTrainer::Implementation::park() {
   rest();
 }
 
-std::span<std::byte> EmbeddedTrainer::Implementation::resident_values(const BlockRange& at) {
+std::span<std::byte> EmbeddedTrainer::Implementation::resident_values(const ParameterRange& at) {
   const auto values = values_.resident(at);
   return {values.address(), values.size()};
 }
 
 std::span<std::byte> EmbeddedTrainer::Implementation::values(std::uint32_t parameter) {
-  const BlockRange& at = range(parameter);
+  const ParameterRange& at = range(parameter);
   return values_.is_resident(at) ? resident_values(at) : values_.host(at);
 }
 
 std::span<std::byte> EmbeddedTrainer::Implementation::device_values(std::uint32_t parameter) {
-  const BlockRange& at = range(parameter);
+  const ParameterRange& at = range(parameter);
   return values_.is_resident(at) ? resident_values(at) : passes_.parameter(parameter);
 }
 
@@ -177,7 +177,7 @@ void EmbeddedTrainer::Implementation::forget_uploads() {
 void EmbeddedTrainer::Implementation::take_values(std::uint32_t parameter,
                                                   const offload::ForeignWork& writers,
                                                   TakenValues which) {
-  const BlockRange& at = range(parameter);
+  const ParameterRange& at = range(parameter);
   park();
   values_.order_downloads(writers);
   if (values_.is_resident(at)) values_.download(at);
@@ -203,7 +203,7 @@ double EmbeddedTrainer::Implementation::grad_norm(double divisor) {
 std::span<const double> EmbeddedTrainer::Implementation::leaf_sums() {
   gather();
   leaf_sums_.clear();
-  for (const BlockRange& range : layout_.ranges) {
+  for (const ParameterRange& range : layout_.ranges) {
     const std::span<const double> sums = cycle_.leaf_sums(range);
     leaf_sums_.insert(leaf_sums_.end(), sums.begin(), sums.end());
   }
@@ -239,7 +239,7 @@ std::vector<plan::MemoryItem> EmbeddedTrainer::Implementation::memory() const {
 }
 
 void EmbeddedTrainer::Implementation::wait(std::uint32_t parameter) {
-  const BlockRange& at = range(parameter);
+  const ParameterRange& at = range(parameter);
   const std::optional<std::uint64_t> update = runner_.update();
   if (!update) return runner_.check_sound();
   if (at.block < layout_.residents || !streams()) {

@@ -51,7 +51,7 @@ class EmbeddedTrainer::Implementation {
   void check_group(std::uint32_t group) const;
   [[nodiscard]] bool is_in_child() const { return getpid() != process_; }
   void check_process() const;
-  [[nodiscard]] const BlockRange& range(std::uint32_t parameter) const;
+  [[nodiscard]] const ParameterRange& range(std::uint32_t parameter) const;
   [[nodiscard]] const EmbeddedOptions& options() const { return options_; }
   [[nodiscard]] const std::vector<std::string>& names() const { return layout_.names; }
   [[nodiscard]] EmbeddedCycle& cycle() { return cycle_; }
@@ -66,7 +66,7 @@ class EmbeddedTrainer::Implementation {
 
   [[nodiscard]] bool streams() const { return layout_.workload.streams_external; }
   [[nodiscard]] const FrozenRange& frozen_range(std::uint32_t frozen) const;
-  [[nodiscard]] std::span<std::byte> resident_values(const BlockRange& at);
+  [[nodiscard]] std::span<std::byte> resident_values(const ParameterRange& at);
   void gather();
   void rest();
   void park();

@@ -154,7 +154,8 @@ void extend_block(EmbeddedLayout& layout, const EmbeddedParameter& parameter, st
 }
 
 /// Places a parameter behind the others of the last block.
-void add_parameter(EmbeddedLayout& layout, const EmbeddedParameter& parameter, BlockRange& range) {
+void add_parameter(EmbeddedLayout& layout, const EmbeddedParameter& parameter,
+                   ParameterRange& range) {
   plan::BlockShape& shape = layout.workload.blocks.back();
   if (shape.name.empty()) shape.name = parameter.name;
   range = {.block = static_cast<std::uint32_t>(layout.workload.blocks.size() - 1),

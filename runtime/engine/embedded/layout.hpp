@@ -17,7 +17,7 @@ namespace spillway::engine {
 
 /// Where a parameter lies in its block. It starts on a leaf, so that no two parameters share a leaf
 /// of the norm or a scale of format int8: no bit depends on what else is registered, or where.
-struct BlockRange {
+struct ParameterRange {
   std::uint32_t block = 0;
   std::uint64_t first = 0;
   std::uint64_t count = 0;
@@ -32,7 +32,7 @@ struct FrozenRange {
 
 struct EmbeddedLayout {
   std::vector<std::string> names, frozen_names;  ///< of parameters, and of frozen tensors
-  std::vector<BlockRange> ranges;                ///< by parameter
+  std::vector<ParameterRange> ranges;            ///< by parameter
   std::vector<FrozenRange> frozen;               ///< by frozen tensor
   std::vector<std::uint32_t> order;  ///< parameters in the order of blocks and of ranges there
   plan::Workload workload;

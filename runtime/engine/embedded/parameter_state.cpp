@@ -6,7 +6,7 @@
 
 #include "cpu_adam/adam.hpp"
 #include "runtime/base/error.hpp"
-#include "runtime/engine/step/foreign_values.hpp"
+#include "runtime/engine/step/written_values.hpp"
 
 namespace spillway::engine {
 namespace {
@@ -50,7 +50,7 @@ void ParameterState::begin_replacement() {
 void ParameterState::end_replacement() { std::ranges::fill(torn_, Torn{}); }
 
 template <class Visit>
-void ParameterState::visit_parts(const BlockRange& range, const Visit& visit) {
+void ParameterState::visit_parts(const ParameterRange& range, const Visit& visit) {
   const plan::Buffer tiles = slots_.tiles_of(plan::PoolKind::host_state, range.block);
   for (std::uint32_t tile = tiles.first; tile < tiles.first + tiles.count; ++tile) {
     const plan::Tile& t = slots_.tiles()[tile];
@@ -143,7 +143,7 @@ bool ParameterState::take_part(const Part& part, TakenValues which) {
   return true;
 }
 
-void ParameterState::follow(const BlockRange& range, TakenValues which) {
+void ParameterState::follow(const ParameterRange& range, TakenValues which) {
   bool changed = false;
   visit_parts(range, [&](const Part& part) { changed |= take_part(part, which); });
   if (changed && values_.is_resident(range)) values_.upload(range);
@@ -165,7 +165,7 @@ void ParameterState::write(std::uint32_t parameter, const cpu_adam::ConstWideSta
   const bool keeps_master = wide.master.empty();
   if (keeps_master && torn_[parameter].masters) check_whole(parameter);
   torn_[parameter] = {.masters = !keeps_master, .moments = true};
-  const BlockRange& range = layout_.ranges[parameter];
+  const ParameterRange& range = layout_.ranges[parameter];
   visit_parts(range, [&](const Part& part) {
     write_part(part, {.master = slice(wide.master, part.of_parameter, part.count),
                       .m = slice(wide.m, part.of_parameter, part.count),

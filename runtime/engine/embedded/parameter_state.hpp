@@ -54,7 +54,7 @@ class ParameterState {
     [[nodiscard]] bool any() const { return masters || moments; }
   };
   template <class Visit>
-  void visit_parts(const BlockRange& range, const Visit& visit);
+  void visit_parts(const ParameterRange& range, const Visit& visit);
   /// Returns where the state of a part lies in its tile.
   [[nodiscard]] cpu_adam::StateLayout layout_of(const Part& part) const;
   /// Returns the values of a part on the host.
@@ -70,7 +70,7 @@ class ParameterState {
   void write_part(const Part& part, const cpu_adam::ConstWideState& wide);
   /// Makes masters follow values, and returns whether one has changed.
   [[nodiscard]] bool take_part(const Part& part, TakenValues which);
-  void follow(const BlockRange& range, TakenValues which);
+  void follow(const ParameterRange& range, TakenValues which);
   void check_whole(std::uint32_t parameter) const;
 
   StepEngine& engine_;

@@ -10,14 +10,14 @@
 #include "runtime/base/mutex.hpp"
 #include "runtime/base/ticket.hpp"
 #include "runtime/base/wake_signal.hpp"
-#include "runtime/engine/step/foreign_passes.hpp"
+#include "runtime/engine/step/external_framework.hpp"
 
 namespace spillway::engine {
 
 /// Which passes somebody has to end. The others are over as they begin.
 enum class Ends : std::uint8_t { backward, both };
 
-class PassGate final : public ForeignPasses, public TicketSource {
+class PassGate final : public ExternalFramework, public TicketSource {
  public:
   PassGate(std::size_t blocks, Ends ends) : ends_(ends), complete_(blocks), blocks_(blocks) {}
 

@@ -81,7 +81,7 @@ void UnitPasses::leave(std::uint32_t unit, const offload::ForeignWork& readers) 
 }
 
 std::span<std::byte> UnitPasses::parameter(std::uint32_t parameter) {
-  const BlockRange& at = layout_.ranges[parameter];
+  const ParameterRange& at = layout_.ranges[parameter];
   check_inside(at.block, layout_.names[parameter]);
   const std::size_t size = size_of(layout_.workload.compute);
   return {gate_.pass(at.block).parameters + at.first * size, at.count * size};

@@ -12,18 +12,18 @@ EmbeddedValues::EmbeddedValues(StepEngine& engine)
       shared_(engine.backend().shared()),
       foreign_(engine.backend().make_event()) {}
 
-bool EmbeddedValues::is_resident(const BlockRange& range) const {
+bool EmbeddedValues::is_resident(const ParameterRange& range) const {
   return engine_.setup().placement.blocks[range.block].resident();
 }
 
-std::span<std::byte> EmbeddedValues::host(const BlockRange& range) {
+std::span<std::byte> EmbeddedValues::host(const ParameterRange& range) {
   const std::size_t size = size_of(engine_.setup().workload.compute);
   return engine_.memory()
       .host(engine_.slots().tiles_of(plan::PoolKind::host_parameters, range.block))
       .subspan(range.first * size, range.count * size);
 }
 
-offload::DeviceSpan<std::byte> EmbeddedValues::resident(const BlockRange& range) {
+offload::DeviceSpan<std::byte> EmbeddedValues::resident(const ParameterRange& range) {
   const std::size_t size = size_of(engine_.setup().workload.compute);
   return engine_.memory()
       .device(engine_.slots().tiles_of(plan::PoolKind::resident_parameters, range.block))
@@ -40,20 +40,20 @@ std::span<std::byte> EmbeddedValues::frozen(const FrozenRange& range) {
   return {all.address() + range.first, range.bytes};
 }
 
-std::span<std::byte> EmbeddedValues::gradient(const BlockRange& range) {
+std::span<std::byte> EmbeddedValues::gradient(const ParameterRange& range) {
   const std::size_t size = size_of(plan::waiting_gradient_dtype(engine_.setup().workload));
   return engine_.memory()
       .host(engine_.slots().tiles_of(plan::PoolKind::host_gradients, range.block))
       .subspan(range.first * size, range.count * size);
 }
 
-void EmbeddedValues::download(const BlockRange& range) {
+void EmbeddedValues::download(const ParameterRange& range) {
   offload::Stream& stream = *engine_.streams().download;
   stream.download(host(range), resident(range));
   stream.synchronize();
 }
 
-void EmbeddedValues::upload(const BlockRange& range) {
+void EmbeddedValues::upload(const ParameterRange& range) {
   offload::Stream& stream = *engine_.streams().upload;
   stream.upload(resident(range), host(range));
   stream.synchronize();
@@ -77,7 +77,7 @@ void EmbeddedValues::write_frozen(const FrozenRange& range, std::span<const std:
   }
 }
 
-void EmbeddedValues::clear_padding(const BlockRange& range) {
+void EmbeddedValues::clear_padding(const ParameterRange& range) {
   const std::uint64_t end = range.first + range.count;
   std::ranges::fill(
       gradient({.block = range.block, .first = end, .count = round_up(end, kLeafParameters) - end}),

@@ -25,24 +25,24 @@ class EmbeddedValues {
   explicit EmbeddedValues(StepEngine& engine);
 
   /// Whether the parameter stays on the device. Any thread.
-  [[nodiscard]] bool is_resident(const BlockRange& range) const;
+  [[nodiscard]] bool is_resident(const ParameterRange& range) const;
   /// Returns where the parameter lies on the host. Any thread.
-  [[nodiscard]] std::span<std::byte> host(const BlockRange& range);
+  [[nodiscard]] std::span<std::byte> host(const ParameterRange& range);
   /// Returns where a parameter that stays on the device lies there. Any thread.
-  [[nodiscard]] offload::DeviceSpan<std::byte> resident(const BlockRange& range);
+  [[nodiscard]] offload::DeviceSpan<std::byte> resident(const ParameterRange& range);
   /// Returns where a frozen tensor is kept: on the host, or on the device if it is of no unit. Any
   /// thread.
   [[nodiscard]] std::span<std::byte> frozen(const FrozenRange& range);
   /// Returns where the parameter's gradient waits for the update. Any thread.
-  [[nodiscard]] std::span<std::byte> gradient(const BlockRange& range);
+  [[nodiscard]] std::span<std::byte> gradient(const ParameterRange& range);
 
   /// Copies a resident parameter from the device, which the framework has written, or to it.
-  void download(const BlockRange& range);
-  void upload(const BlockRange& range);
+  void download(const ParameterRange& range);
+  void upload(const ParameterRange& range);
   void write_frozen(const FrozenRange& range, std::span<const std::byte> values);
   /// Writes zeros behind a parameter's gradient, up to the next leaf: nothing else writes there,
   /// and norms read it.
-  void clear_padding(const BlockRange& range);
+  void clear_padding(const ParameterRange& range);
   /// Orders copies to the device, or from it, behind the framework's work. A plan may be running.
   void order_uploads(const offload::ForeignWork& work);
   void order_downloads(const offload::ForeignWork& work);

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 namespace spillway::engine {
-ValuesSource::ValuesSource(DType dtype, std::span<const BlockRange> ranges,
+ValuesSource::ValuesSource(DType dtype, std::span<const ParameterRange> ranges,
                            std::span<const EmbeddedParameter> parameters)
     : dtype_(dtype) {
   for (std::size_t i = 0; i < ranges.size(); ++i) {

@@ -8,7 +8,7 @@
 
 #include "runtime/base/dtype.hpp"
 #include "runtime/engine/embedded/layout.hpp"
-#include "runtime/engine/step/foreign_values.hpp"
+#include "runtime/engine/step/written_values.hpp"
 #include "runtime/model/parameter_source.hpp"
 
 namespace spillway::engine {
@@ -16,14 +16,14 @@ namespace spillway::engine {
 class ValuesSource final : public model::ParameterSource {
  public:
   /// Borrows the parameters' values, which outlive this object.
-  ValuesSource(DType dtype, std::span<const BlockRange> ranges,
+  ValuesSource(DType dtype, std::span<const ParameterRange> ranges,
                std::span<const EmbeddedParameter> parameters);
 
   void read(BlockIndex block, ElementCount first, std::span<float> target) const override;
 
  private:
   struct Part {
-    BlockRange range;
+    ParameterRange range;
     const std::byte* values;
   };
   DType dtype_;

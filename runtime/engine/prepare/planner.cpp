@@ -40,9 +40,9 @@ void note_cut(const plan::BalancedLayers& cut, const Note& note) {
 
 plan::Workload PlanningMachine::workload(const model::ModelConfig& config,
                                          const config::TrainOptions& options,
-                                         const plan::Replicas& ranks, Bytes score_gradients) {
+                                         const plan::Replicas& replicas, Bytes score_gradients) {
   const ModelRuntime sizes = make_model_sizes(config, options, score_gradients);
-  return make_workload(config, *sizes.transformer, options, ranks);
+  return make_workload(config, *sizes.transformer, options, replicas);
 }
 
 Planned plan_rank(const model::ModelConfig& config, config::TrainOptions resolved,

@@ -23,11 +23,12 @@ class PlanningMachine {
   /// Returns the memory and disk that the rank may fill.
   [[nodiscard]] virtual plan::Budgets budgets(const config::TrainOptions& options,
                                               const plan::Workload& workload) = 0;
-  /// Returns the work of `ranks` before it is cut into stages, of a model that no device runs.
+  /// Returns the work of `replicas` before it is cut into stages, of a model that no device runs.
   /// `score_gradients`: bound on what attention takes at once (spare_score_gradients).
   [[nodiscard]] virtual plan::Workload workload(const model::ModelConfig& config,
                                                 const config::TrainOptions& options,
-                                                const plan::Replicas& ranks, Bytes score_gradients);
+                                                const plan::Replicas& replicas,
+                                                Bytes score_gradients);
   /// Returns the rates of the machine for that work. `fitting`: a placement of the rank's part.
   [[nodiscard]] virtual plan::MachineProfile profile(const config::TrainOptions& options,
                                                      const plan::Workload& whole,

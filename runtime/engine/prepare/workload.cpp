@@ -16,14 +16,14 @@ namespace {
 constexpr std::uint64_t kMostPasses = 2'097'152;
 
 plan::Workload workload_of(const model::ModelConfig& config, const model::Transformer& transformer,
-                           const config::TrainOptions& options, const plan::Replicas& ranks) {
+                           const config::TrainOptions& options, const plan::Replicas& replicas) {
   plan::Workload workload;
-  workload.replicas = ranks;
+  workload.replicas = replicas;
   const auto& blocks = transformer.layout().blocks;
   for (std::uint32_t b = 0; b < blocks.size(); ++b) {
     workload.blocks.push_back({.name = blocks[b].name,
                                .parameters = blocks[b].parameters,
-                               .padded_parameters = plan::pad(blocks[b].parameters, ranks.count),
+                               .padded_parameters = plan::pad(blocks[b].parameters, replicas.count),
                                .forward_flops = transformer.forward_flops(b),
                                .backward_flops = transformer.backward_flops(b),
                                .saved_bytes = transformer.saved_bytes(b),
@@ -58,14 +58,14 @@ plan::Workload workload_of(const model::ModelConfig& config, const model::Transf
 
 plan::Workload make_workload(const model::ModelConfig& config,
                              const model::Transformer& transformer,
-                             const config::TrainOptions& options, const plan::Replicas& ranks) {
-  if (options.tensor.ranks == 1) return workload_of(config, transformer, options, ranks);
+                             const config::TrainOptions& options, const plan::Replicas& replicas) {
+  if (options.tensor.ranks == 1) return workload_of(config, transformer, options, replicas);
   // All ranks of a tensor group have the buffers of the first one, whose parts are the largest, and
   // so one plan. Only temporaries need not be in the order of the parts.
   config::TrainOptions each = options;
   each.tensor.index = 0;
   plan::Workload workload =
-      workload_of(config, *make_model_sizes(config, each).transformer, options, ranks);
+      workload_of(config, *make_model_sizes(config, each).transformer, options, replicas);
   for (std::uint32_t index = 1; index < options.tensor.ranks; ++index) {
     each.tensor.index = index;
     workload.workspace_bytes = std::max(
@@ -92,8 +92,8 @@ plan::DecoderShape decoder_shape(const model::ModelConfig& config, std::uint32_t
 }
 
 plan::Workload make_workload(const model::ModelConfig& config, const config::TrainOptions& options,
-                             const plan::Replicas& ranks) {
-  return make_workload(config, *make_model_sizes(config, options).transformer, options, ranks);
+                             const plan::Replicas& replicas) {
+  return make_workload(config, *make_model_sizes(config, options).transformer, options, replicas);
 }
 
 std::uint64_t most_micro_batches(const model::ModelConfig& config) {

@@ -18,13 +18,13 @@ namespace spillway::engine {
 /// machine lacks.
 [[nodiscard]] plan::Workload make_workload(const model::ModelConfig& config,
                                            const config::TrainOptions& options,
-                                           const plan::Replicas& ranks = {});
+                                           const plan::Replicas& replicas = {});
 
 /// The same of a model that is there.
 [[nodiscard]] plan::Workload make_workload(const model::ModelConfig& config,
                                            const model::Transformer& transformer,
                                            const config::TrainOptions& options,
-                                           const plan::Replicas& ranks = {});
+                                           const plan::Replicas& replicas = {});
 
 /// Returns what the model's FLOPs depend on, with windows of `context` tokens.
 [[nodiscard]] plan::DecoderShape decoder_shape(const model::ModelConfig& config,

@@ -12,7 +12,7 @@
 #include "nvme_swap/tile_store.hpp"
 #include "runtime/engine/device/device_math.hpp"
 #include "runtime/engine/ranks/rank_groups.hpp"
-#include "runtime/engine/step/foreign_passes.hpp"
+#include "runtime/engine/step/external_framework.hpp"
 #include "runtime/engine/step/op_memory.hpp"
 #include "runtime/engine/step/state_slots.hpp"
 #include "runtime/engine/step/update_setup.hpp"
@@ -35,7 +35,7 @@ struct OpResources {
   const cpu_adam::Kernel& kernel;
   std::size_t update_prefetch;
   std::vector<BlockGroups> groups;  ///< by block
-  ForeignPasses* passes;            ///< null where no plan has passes of another framework
+  ExternalFramework* passes;        ///< null where no plan has passes of another framework
   RankGroups& ranks;
 };
 

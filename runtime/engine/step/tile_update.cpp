@@ -4,7 +4,7 @@
 
 #include "nvme_swap/format.hpp"
 #include "runtime/base/error.hpp"
-#include "runtime/engine/step/foreign_values.hpp"
+#include "runtime/engine/step/written_values.hpp"
 
 namespace spillway::engine {
 namespace {

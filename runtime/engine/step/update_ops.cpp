@@ -4,7 +4,7 @@
 #include <span>
 
 #include "cpu_adam/gradient_norm.hpp"
-#include "runtime/engine/step/foreign_values.hpp"
+#include "runtime/engine/step/written_values.hpp"
 
 namespace spillway::engine {
 

@@ -36,14 +36,14 @@ namespace spillway::plan {
 /// Bytes that a tensor takes on disk and in its staging buffer: whole pages.
 [[nodiscard]] Bytes in_pages(Bytes bytes);
 
-/// Bytes of boundaries that a training step moves.
-struct BoundaryTraffic {
+/// Bytes of activations that a training step moves.
+struct ActivationTraffic {
   Bytes saved;    ///< device to host, and as many back
   Bytes spilled;  ///< host to disk, and as many back
 };
-/// Returns, with U the bytes of a boundary, M micro-batches, R rounds, and h and d the layers at
-/// home on the host or the disk: saved R U M (h + d), spilled R U M d.
-[[nodiscard]] BoundaryTraffic boundary_traffic(const Workload& workload,
-                                               const Placement& placement);
+/// Returns those of boundaries: with U the bytes of a boundary, M micro-batches, R rounds, and h
+/// and d the layers at home on the host or the disk: saved R U M (h + d), spilled R U M d.
+[[nodiscard]] ActivationTraffic boundary_traffic(const Workload& workload,
+                                                 const Placement& placement);
 
 }  // namespace spillway::plan

@@ -19,11 +19,10 @@ Bytes offloaded_saved_activations(const Workload& workload, const Placement& pla
   return sum;
 }
 
-SavedActivationsTraffic saved_activations_traffic(const Workload& workload,
-                                                  const Placement& placement) {
+ActivationTraffic saved_activations_traffic(const Workload& workload, const Placement& placement) {
   const std::uint64_t passes = std::uint64_t{workload.rounds} * workload.micro_batches;
-  SavedActivationsTraffic traffic{
-      .saved = offloaded_saved_activations(workload, placement) * passes, .spilled = {}};
+  ActivationTraffic traffic{.saved = offloaded_saved_activations(workload, placement) * passes,
+                            .spilled = {}};
   for (std::uint32_t b = 0; b < workload.blocks.size(); ++b) {
     const bool on_disk = placement.blocks[b].saved == Tier::nvme;
     if (!on_disk || !saved_activations_leave(workload, placement, b)) continue;

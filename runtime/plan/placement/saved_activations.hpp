@@ -12,6 +12,7 @@
 
 #include <cstdint>
 
+#include "runtime/plan/placement/boundaries.hpp"
 #include "runtime/plan/placement/placement.hpp"
 #include "runtime/plan/workload.hpp"
 
@@ -25,14 +26,10 @@ namespace spillway::plan {
 [[nodiscard]] Bytes offloaded_saved_activations(const Workload& workload,
                                                 const Placement& placement);
 
-/// Bytes of saved activations that a training step moves.
-struct SavedActivationsTraffic {
-  Bytes saved;    ///< device to host, and as many back
-  Bytes spilled;  ///< host to disk, and as many back
-};
-/// Returns, with R rounds of M micro-batches and S_b the `saved_bytes` of block b: R M times the
-/// sum of S_b over the blocks that leave, and in whole pages over those whose home is the disk.
-[[nodiscard]] SavedActivationsTraffic saved_activations_traffic(const Workload& workload,
-                                                                const Placement& placement);
+/// Returns what a training step moves: with R rounds of M micro-batches and S_b the `saved_bytes`
+/// of block b: R M times the sum of S_b over the blocks that leave, and in whole pages over those
+/// whose home is the disk.
+[[nodiscard]] ActivationTraffic saved_activations_traffic(const Workload& workload,
+                                                          const Placement& placement);
 
 }  // namespace spillway::plan

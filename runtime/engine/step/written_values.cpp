@@ -1,4 +1,4 @@
-#include "runtime/engine/step/foreign_values.hpp"
+#include "runtime/engine/step/written_values.hpp"
 
 #include <algorithm>
 #include <array>

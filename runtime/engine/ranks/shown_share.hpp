@@ -8,7 +8,7 @@
 namespace spillway::engine {
 
 /// Where a rank computes and keeps its state, in words and numbers to show.
-struct ShownPlace {
+struct ShownShare {
   std::string machine;
   std::vector<std::uint32_t> nodes;  ///< of NUMA, whose cores the rank has
   std::uint32_t cores = 0;           ///< of its own; 0: there are more ranks than cores

@@ -1,4 +1,4 @@
-#include "runtime/engine/machine/rank_place.hpp"
+#include "runtime/engine/machine/machine_share.hpp"
 
 #include <unistd.h>
 
@@ -29,7 +29,7 @@ struct IndexSet {
 };
 
 /// What ranks know of each other before cores are shared out.
-struct Seat {
+struct Neighbour {
   MachineName machine = machine_name();
   std::uint64_t process = static_cast<std::uint64_t>(::getpid());
   IndexSet<8192> usable{};  ///< processors
@@ -44,52 +44,52 @@ struct Store {
   bool operator==(const Store&) const = default;
 };
 
-Seat seat_of(const Topology& machine, const PlaceRequest& request) {
-  Seat seat;
+Neighbour neighbour_of(const Topology& machine, const ShareRequest& request) {
+  Neighbour mine;
   for (const Core& core : machine.cores) {
-    for (const ProcessorIndex processor : core.processors) seat.usable.insert(processor.value());
+    for (const ProcessorIndex processor : core.processors) mine.usable.insert(processor.value());
   }
   std::vector<NodeIndex> near;
   if (request.gpu) near = machine.nodes_near(*request.gpu);
   if (near.empty() && request.gpu_node) near = {*request.gpu_node};
-  for (const NodeIndex node : near) seat.near.insert(node.value());
-  return seat;
+  for (const NodeIndex node : near) mine.near.insert(node.value());
+  return mine;
 }
 
 /// The ranks that `belongs` says are together with this one, this one included.
 template <class Condition>
-std::vector<std::size_t> ranks_with(std::span<const Seat> seats, const Condition& belongs) {
+std::vector<std::size_t> ranks_with(std::span<const Neighbour> every, const Condition& belongs) {
   std::vector<std::size_t> ranks;
-  for (std::size_t rank = 0; rank < seats.size(); ++rank) {
-    if (belongs(seats[rank])) ranks.push_back(rank);
+  for (std::size_t rank = 0; rank < every.size(); ++rank) {
+    if (belongs(every[rank])) ranks.push_back(rank);
   }
   return ranks;
 }
 
 /// Sets the rank's cores and threads. A launcher's choice is known by the cores that it has left.
-void take_cores(const Topology& machine, std::span<const Seat> seats, std::size_t self,
-                RankPlace& place) {
-  const Seat& mine = seats[self];
-  const auto group = ranks_with(seats, [&](const Seat& other) {
+void take_cores(const Topology& machine, std::span<const Neighbour> every, std::size_t self,
+                MachineShare& share) {
+  const Neighbour& mine = every[self];
+  const auto group = ranks_with(every, [&](const Neighbour& other) {
     return other.machine == mine.machine && other.usable == mine.usable;
   });
   std::vector<std::vector<NodeIndex>> near;
   for (const std::size_t rank : group) {
     std::vector<NodeIndex>& nodes = near.emplace_back();
     for (const NumaNode& node : machine.nodes) {
-      if (seats[rank].near.has(node.index.value())) nodes.push_back(node.index);
+      if (every[rank].near.has(node.index.value())) nodes.push_back(node.index);
     }
   }
   const auto position = static_cast<std::size_t>(std::ranges::find(group, self) - group.begin());
-  place.share = share_cores(machine, near)[position];
-  const auto processes = ranks_with(seats, [&](const Seat& other) {
+  share.core_share = share_cores(machine, near)[position];
+  const auto processes = ranks_with(every, [&](const Neighbour& other) {
     return other.machine == mine.machine && other.process == mine.process;
   });
   // Threads of one process share the workers of its libraries, which nobody may bind for others.
-  if (processes.size() > 1) place.share.cores.clear();
-  const std::size_t own = place.share.cores.size();
+  if (processes.size() > 1) share.core_share.cores.clear();
+  const std::size_t own = share.core_share.cores.size();
   const std::size_t part = std::max<std::size_t>(1, machine.cores.size() / group.size());
-  place.threads = static_cast<std::uint32_t>(own > 0 ? own : part);
+  share.threads = static_cast<std::uint32_t>(own > 0 ? own : part);
 }
 
 /// The directories of each rank of this machine, as indices of its own list.
@@ -129,8 +129,8 @@ std::uint32_t turn_of(std::span<const std::vector<Store>> stores, std::size_t se
 
 /// Sets what the rank's state lies on, and how many others have some there.
 void take_drives(RankGroups& ranks, const Topology& machine,
-                 std::span<const std::size_t> neighbours, const PlaceRequest& request,
-                 RankPlace& place) {
+                 std::span<const std::size_t> neighbours, const ShareRequest& request,
+                 MachineShare& share) {
   std::vector<Store> own;
   std::vector<std::vector<NodeIndex>> near;
   for (const auto& directory : request.directories) {
@@ -142,7 +142,7 @@ void take_drives(RankGroups& ranks, const Topology& machine,
     }
   }
   const auto lists = ranks.gather_lists(own);
-  const auto homes = ranks.gather(place.share.home);
+  const auto homes = ranks.gather(share.core_share.home);
   const std::size_t self = ranks.place().rank;
   std::vector<std::vector<Store>> stores;
   std::vector<NodeIndex> homes_here;
@@ -161,46 +161,46 @@ void take_drives(RankGroups& ranks, const Topology& machine,
     for (const std::size_t d : choice[i]) chosen.push_back(stores[i][d]);
     stores[i] = std::move(chosen);
   }
-  for (const std::size_t d : choice[position]) place.directories.push_back(request.directories[d]);
-  place.sharers.file_systems = most_sharers(stores, position, &Store::file_system);
-  place.sharers.disks = most_sharers(stores, position, &Store::disk);
-  place.turn = turn_of(stores, position);
+  for (const std::size_t d : choice[position]) share.directories.push_back(request.directories[d]);
+  share.sharers.file_systems = most_sharers(stores, position, &Store::file_system);
+  share.sharers.disks = most_sharers(stores, position, &Store::disk);
+  share.turn = turn_of(stores, position);
 }
 
 }  // namespace
 
-RankPlace find_place(RankGroups& ranks, const PlaceRequest& request) {
-  RankPlace place;
+MachineShare share_machine(RankGroups& ranks, const ShareRequest& request) {
+  MachineShare share;
   const Topology machine = read_topology({.devices = Devices::read});
-  const std::vector<Seat> seats = ranks.gather(seat_of(machine, request));
+  const std::vector<Neighbour> every = ranks.gather(neighbour_of(machine, request));
   const std::size_t self = ranks.place().rank;
-  const auto neighbours =
-      ranks_with(seats, [&](const Seat& other) { return other.machine == seats[self].machine; });
-  place.sharers.memory = static_cast<std::uint32_t>(neighbours.size());
-  take_cores(machine, seats, self, place);
-  take_drives(ranks, machine, neighbours, request, place);
-  place.turns = 1 + std::ranges::max(ranks.gather(place.turn));
-  return place;
+  const auto neighbours = ranks_with(
+      every, [&](const Neighbour& other) { return other.machine == every[self].machine; });
+  share.sharers.memory = static_cast<std::uint32_t>(neighbours.size());
+  take_cores(machine, every, self, share);
+  take_drives(ranks, machine, neighbours, request, share);
+  share.turns = 1 + std::ranges::max(ranks.gather(share.turn));
+  return share;
 }
 
-std::vector<ShownPlace> gather_places(RankGroups& ranks, const ShownPlace& mine) {
+std::vector<ShownShare> gather_shares(RankGroups& ranks, const ShownShare& mine) {
   const std::string text = nlohmann::json{
       {"machine", mine.machine}, {"nodes", mine.nodes}, {"cores", mine.cores},
       {"bound", mine.bound},     {"gpu", mine.gpu},     {"threads", mine.threads},
       {"state", mine.state}}.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
-  std::vector<ShownPlace> places;
+  std::vector<ShownShare> shares;
   for (const auto& other : ranks.gather_lists(std::vector<char>(text.begin(), text.end()))) {
-    const nlohmann::json place =
-        parse_json({other.data(), other.size()}, {.origin = "the place of a rank"});
-    places.push_back({.machine = place.at("machine"),
-                      .nodes = place.at("nodes"),
-                      .cores = place.at("cores"),
-                      .bound = place.at("bound"),
-                      .threads = place.at("threads"),
-                      .gpu = place.at("gpu"),
-                      .state = place.at("state")});
+    const nlohmann::json share =
+        parse_json({other.data(), other.size()}, {.origin = "a rank's part of its machine"});
+    shares.push_back({.machine = share.at("machine"),
+                      .nodes = share.at("nodes"),
+                      .cores = share.at("cores"),
+                      .bound = share.at("bound"),
+                      .threads = share.at("threads"),
+                      .gpu = share.at("gpu"),
+                      .state = share.at("state")});
   }
-  return places;
+  return shares;
 }
 
 }  // namespace spillway::engine

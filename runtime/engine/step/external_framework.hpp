@@ -1,5 +1,6 @@
-// ForeignPasses: forward and backward that another framework runs. An op of the external lane says
-// when a pass may begin, and is complete when the framework says that the pass is.
+// ExternalFramework: another framework, which runs forward and backward itself. An op of the
+// external lane says when a pass may begin, and is complete when the framework says that the pass
+// is.
 #pragma once
 
 #include <cstddef>
@@ -17,9 +18,9 @@ struct ExternalPass {
 };
 
 /// Called on the control thread once the op may start. Does not block.
-class ForeignPasses {
+class ExternalFramework {
  public:
-  virtual ~ForeignPasses() = default;
+  virtual ~ExternalFramework() = default;
   /// Lets the pass begin: the parameters of the block have all updates. The ticket is ready once
   /// they have been read.
   [[nodiscard]] virtual Ticket forward(const ExternalPass& pass) = 0;
