@@ -94,8 +94,18 @@ TEST_F(Description, IsReadAndWrittenAsItAlwaysWas) {
   EXPECT_EQ(to_text(read.parameters[0]), R"({"elements":6,"group":0,"name":"a \"b\"\\é"})");
 }
 
+TEST_F(Description, HasThePlacesOfParametersThatHaveThem) {
+  CheckpointDescription description = kDescription;
+  description.parameters[1].block = 3;
+  description.parameters[1].first = 4096;
+  EXPECT_EQ(read(to_text(path_, description)).parameters, description.parameters);
+  EXPECT_EQ(to_text(description.parameters[1]),
+            R"({"block":3,"elements":2,"first":4096,"group":1,"name":"c"})");
+}
+
 TEST_F(Description, IsTheTextOfADocument) {
   CheckpointDescription description = kDescription;
+  description.parameters.back().block = description.parameters.back().first = 1;
   description.updates.clear();
   description.parameters.front().name = "\x01\n\t\x7f/ü";
   const std::string text = to_text(path_, description);

@@ -40,9 +40,20 @@ CheckpointDescription describe(const EmbeddedOptions& options, const EmbeddedLay
     const ParameterRange& range = layout.ranges[i];
     result.parameters.push_back({.name = layout.names[i],
                                  .elements = range.count,
-                                 .group = layout.groups[range.block][0].group});
+                                 .group = group_of(layout, range),
+                                 .block = range.block,
+                                 .first = range.first});
   }
   return result;
+}
+
+/// Describes parameters as older files do: the group is that of what comes first in the block.
+void forget_places(const EmbeddedLayout& layout, CheckpointDescription& description) {
+  for (std::size_t i = 0; i < description.parameters.size(); ++i) {
+    CheckpointDescription::Parameter& parameter = description.parameters[i];
+    parameter.block = parameter.first = std::nullopt;
+    parameter.group = layout.groups[layout.ranges[i].block][0].group;
+  }
 }
 
 void compare_parameters(const fs::path& directory,
@@ -98,7 +109,9 @@ std::vector<std::uint64_t> check_checkpoint(const fs::path& directory,
   check(is_there(directory / kFile), ErrorCode::invalid_argument,
         fmt::format("there is no checkpoint in {}: {} is missing", directory.string(), kFile));
   CheckpointDescription saved = read_description(directory / kFile);
-  const CheckpointDescription wanted = describe(options, layout);
+  CheckpointDescription wanted = describe(options, layout);
+  const auto has_place = [](const auto& parameter) { return parameter.block.has_value(); };
+  if (std::ranges::none_of(saved.parameters, has_place)) forget_places(layout, wanted);
   const auto compare = [&](std::string_view key, const auto& there, const auto& here) {
     check(there == here, ErrorCode::invalid_argument,
           fmt::format("the checkpoint in {} has {} {}, and this trainer {}", directory.string(),

@@ -23,6 +23,21 @@ std::string listed(const std::vector<std::string>& entries) {
   return fmt::format("[\n    {}\n  ]", fmt::join(entries, ",\n    "));
 }
 
+/// Returns the members of a parameter's object, in the order of their keys.
+std::vector<std::string> members_of(const CheckpointDescription::Parameter& parameter,
+                                    std::string_view colon) {
+  std::vector<std::string> members;
+  const auto add = [&](std::string_view key, const auto& value) {
+    members.push_back(fmt::format("\"{}\"{}{}", key, colon, value));
+  };
+  if (parameter.block) add("block", *parameter.block);
+  add("elements", parameter.elements);
+  if (parameter.first) add("first", *parameter.first);
+  add("group", parameter.group);
+  add("name", quoted(parameter.name));
+  return members;
+}
+
 /// Takes in the file token by token.
 class Reader final : public json::json_sax_t {
  public:
@@ -88,6 +103,10 @@ class Reader final : public json::json_sax_t {
       description.parameters.back().elements = value;
     } else if (place_ == Place::parameter && key_ == "group") {
       description.parameters.back().group = value;
+    } else if (place_ == Place::parameter && key_ == "block") {
+      description.parameters.back().block = value;
+    } else if (place_ == Place::parameter && key_ == "first") {
+      description.parameters.back().first = value;
     } else {
       expect(place_ == Place::document && key_ == "format");
     }
@@ -125,8 +144,7 @@ class Reader final : public json::json_sax_t {
 }  // namespace
 
 std::string to_text(const CheckpointDescription::Parameter& parameter) {
-  return fmt::format(R"({{"elements":{},"group":{},"name":{}}})", parameter.elements,
-                     parameter.group, quoted(parameter.name));
+  return fmt::format("{{{}}}", fmt::join(members_of(parameter, ":"), ","));
 }
 
 std::string to_text(const std::filesystem::path& path, const CheckpointDescription& description) {
@@ -135,10 +153,9 @@ std::string to_text(const std::filesystem::path& path, const CheckpointDescripti
   for (const std::string& name : description.optimizers) optimizers.push_back(quoted(name));
   std::vector<std::string> parameters;
   parameters.reserve(description.parameters.size());
-  for (const auto& [name, elements, group] : description.parameters) {
+  for (const CheckpointDescription::Parameter& parameter : description.parameters) {
     parameters.push_back(
-        fmt::format("{{\n      \"elements\": {},\n      \"group\": {},\n      \"name\": {}\n    }}",
-                    elements, group, quoted(name)));
+        fmt::format("{{\n      {}\n    }}", fmt::join(members_of(parameter, ": "), ",\n      ")));
   }
   std::string text =
       fmt::format(R"({{

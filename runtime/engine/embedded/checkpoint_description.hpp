@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,6 +16,8 @@ struct CheckpointDescription {
     std::string name;
     std::uint64_t elements = 0;
     std::uint64_t group = 0;
+    /// Its block and its first element there; files lack both that are older than these keys.
+    std::optional<std::uint64_t> block{}, first{};
     bool operator==(const Parameter&) const = default;
   };
 

@@ -56,10 +56,7 @@ void EmbeddedCycle::make_update(std::span<const cpu_adam::AdamOptions> groups, d
   update.parts.resize(workload().blocks.size());
   for (const std::uint32_t parameter : layout_.order) {
     const ParameterRange& range = layout_.ranges[parameter];
-    const BlockGroups& of_block = layout_.groups[range.block];
-    const auto part = std::ranges::find_if(
-        of_block, [&](const GroupPart& each) { return range.first < each.end; });
-    cpu_adam::AdamOptions group = groups[part->group];
+    cpu_adam::AdamOptions group = groups[group_of(layout_, range)];
     group.rounding_seed = options().seed;
     update.parts[range.block].push_back(
         {.end = round_up(range.first + range.count, kLeafParameters),

@@ -210,6 +210,12 @@ std::uint32_t parameter_slots(const EmbeddedOptions& options, const EmbeddedLayo
 
 }  // namespace
 
+std::uint32_t group_of(const EmbeddedLayout& layout, const ParameterRange& range) {
+  return std::ranges::find_if(layout.groups[range.block],
+                              [&](const GroupPart& part) { return range.first < part.end; })
+      ->group;
+}
+
 EmbeddedLayout make_layout(const EmbeddedOptions& options,
                            std::span<const EmbeddedParameter> parameters,
                            std::span<const FrozenTensor> frozen) {

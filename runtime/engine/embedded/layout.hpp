@@ -45,6 +45,9 @@ struct EmbeddedLayout {
   }
 };
 
+/// Returns the group of what lies there.
+[[nodiscard]] std::uint32_t group_of(const EmbeddedLayout& layout, const ParameterRange& range);
+
 /// Packs parameters into blocks: those of no unit in their order, each block of one group and a
 /// large parameter by itself; then each unit into one block, with what is frozen of it. Throws
 /// `Error{invalid_argument}` for a parameter without elements, without values, with a name that
