@@ -1,5 +1,6 @@
 #include "runtime/base/log.hpp"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <string>
@@ -28,6 +29,14 @@ TEST_F(LogTest, ShowsWarningsAndErrorsUnlessAsked) {
   const std::string text = all_levels();
   EXPECT_FALSE(has(text, "d1") || has(text, "i2")) << text;
   EXPECT_TRUE(has(text, "w3") && has(text, "e4")) << text;
+}
+
+// On a terminal the level has a colour.
+TEST_F(LogTest, BeginsALineWithTheTimeAndTheLevel) {
+  ::testing::internal::CaptureStderr();
+  log_line(LogLevel::error, "text");
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(),
+              ::testing::MatchesRegex("[0-9]+:[0-9]+:[0-9]+\\.[0-9]+ .*error.* text\n"));
 }
 
 TEST_F(LogTest, FollowsTheLevel) {

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/detail/device_record.hpp"
 #include "runtime/base/error.hpp"
 #include "tests/comm/failing_device_ranks.hpp"
 #include "tests/support/cuda_emulation/emulation.hpp"
@@ -99,6 +100,19 @@ TEST(DeviceRanks, SayWhenNoneIsLate) {
   });
   EXPECT_THAT(messages, Each(AllOf(HasSubstr("waits in all_reduce (collective 2, 256 bytes)"),
                                    HasSubstr("no rank is late"))));
+}
+
+TEST(DeviceRanks, NameTheOneThatHasGoneOnWithoutThem) {
+  using Kind = detail::DeviceRecord::Kind;
+  const auto record = [](std::uint64_t number, Kind kind) {
+    return detail::DeviceRecord{.header = {.number = number}, .kind = kind};
+  };
+  const std::array records{record(2, Kind::stuck_within), record(3, Kind::started),
+                           record(2, Kind::stuck_within)};
+  EXPECT_THAT([&] { detail::compare(records, detail::Members(Rank{2}, 3)); },
+              testing::ThrowsMessage<Error>(
+                  HasSubstr("rank 0 waits in barrier (collective 2, 0 bytes), and rank 1, which "
+                            "has started barrier (collective 3, 0 bytes), does not")));
 }
 
 TEST(DeviceRanks, EndWithAnErrorThatNcclTellsLater) {

@@ -17,6 +17,7 @@
 
 #include "comm/tcp/job_key.hpp"
 #include "comm/tcp/proof.hpp"
+#include "comm/tcp/reception.hpp"
 #include "runtime/base/error.hpp"
 #include "runtime/base/file.hpp"
 #include "tests/comm/tcp_ranks.hpp"
@@ -233,6 +234,30 @@ TEST(TcpSecret, WhoRepeatsWhatARankHasSaidIsNone) {
   }
   EXPECT_EQ(failures_of({launch_with(1, port, kSecret)})[0], "");
   EXPECT_EQ(zero.get(), "");
+}
+
+TEST(TcpSecret, ARankThatHasFailedSaysSoAndRefusesNobodyAnyMore) {
+  const OwnPort port;
+  detail::JobKey key(launch_with(0, port, kSecret));
+  detail::Hello own = hello_of(0, 2);
+  detail::Hello hello = hello_of(1, 2);
+  own.key = hello.key = detail::KeySource::environment;
+  detail::Reception reception(own, listen(port), key);
+  const FileDescriptor caller = connect(port);
+  ASSERT_TRUE(detail::send_all(caller, bytes_of(hello), in_seconds(20)));
+  const int watched[] = {caller.get()};
+  EXPECT_FALSE(reception.admit(watched, in_seconds(20)).has_value()) << "it is asked for a proof";
+  detail::Challenge challenge;
+  ASSERT_TRUE(detail::receive_all(caller, writable_bytes_of(challenge), in_seconds(20)));
+  ASSERT_TRUE(detail::send_all(caller, bytes_of(detail::Proof{}), in_seconds(20)));
+  const detail::Notice failure = detail::failure_notice(Rank{0}, ErrorCode::io_error, "no paper");
+  for (int i = 0; i < 1000 && reception.turned_away() == 0; ++i) {
+    reception.turn_away(failure, std::chrono::steady_clock::now() + std::chrono::milliseconds(10));
+  }
+  EXPECT_EQ(reception.last_refusal(), "");
+  detail::Notice heard;
+  ASSERT_TRUE(detail::receive_all(caller, writable_bytes_of(heard), in_seconds(20)));
+  EXPECT_THAT(heard.error().what(), HasSubstr("rank 0 has abandoned the group: no paper"));
 }
 
 /// Sends what a rank would say, with some of it changed, or cut off, or another one's.

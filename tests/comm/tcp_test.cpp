@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "comm/detail/silence.hpp"
 #include "comm/tcp/proof.hpp"
 #include "comm/tcp/rendezvous.hpp"
 #include "comm/tcp/wire.hpp"
@@ -130,6 +131,7 @@ TEST(TcpRendezvous, RankZeroThatCannotBeARankTellsThoseThatCome) {
   auto zero =
       std::async(std::launch::async, [&] { report_failed_launch(tcp_launch(0, 2, port), error); });
   EXPECT_THAT(failures_of({tcp_launch(1, 2, port)})[0], HasSubstr("RANK=0 contradicts itself"));
+  EXPECT_EQ(zero.wait_for(detail::kSilence / 2), std::future_status::ready) << "all have been told";
   zero.get();
 }
 

@@ -305,6 +305,12 @@ TEST(ConfigRead, OffloadParamCountsFromStageThreeOn) {
   EXPECT_EQ(residency("3", "none"), Residency::automatic);
   EXPECT_THAT(parse_error(R"({"zero_optimization": {"offload_param": {"device": "disk"}}})").what(),
               HasSubstr("offload_param.device is \"disk\""));
+  const auto of_old_name = [](const char* zero) {
+    return options_of(std::string(R"({"zero_optimization": )") + zero + "}").residency;
+  };
+  EXPECT_EQ(of_old_name(R"({"stage": 2, "cpu_offload_param": true})"), Residency::automatic);
+  EXPECT_EQ(of_old_name(R"({"stage": 3, "cpu_offload_param": true})"), Residency::none);
+  EXPECT_EQ(of_old_name(R"({"stage": 3, "cpu_offload_param": false})"), Residency::automatic);
 }
 
 TEST(ConfigRead, TheSpillwaySectionOverridesWhatDeepSpeedsKeysSay) {

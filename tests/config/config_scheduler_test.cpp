@@ -51,6 +51,7 @@ TEST(ConfigScheduler, AutoFollowsTheOptimizerAndTheRun) {
   EXPECT_EQ(options.schedule.warmup_steps, 0U);
   EXPECT_EQ(options.schedule.total_steps, 0U);
   EXPECT_THAT(notes, Contains("scheduler.params.warmup_max_lr: \"auto\" is optimizer.params.lr"));
+  EXPECT_THAT(notes, Contains("scheduler.params.warmup_num_steps: \"auto\" is 0"));
 }
 
 TEST(ConfigScheduler, OwnTypesSayEverything) {

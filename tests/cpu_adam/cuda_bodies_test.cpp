@@ -211,6 +211,19 @@ TEST(QuantizedJob, MovesVectorsWhereOneMayStartInEveryArray) {
   expect_vectors_of(8, std::array{&Range::m_out, &Range::v_out});
 }
 
+TEST(QuantizedJob, HasAsManyGroupsAsALaunchTakes) {
+  constexpr cuda::RangeTypes kTypes{
+      .format = StateFormat::int8, .gradient = DType::bf16, .parameter = DType::bf16};
+  std::vector<ParameterGroup> groups;
+  for (std::uint64_t k = 1; k <= cuda::kMaxQuantizedGroups; ++k) {
+    groups.push_back({.end = 100 * k, .scalars = make_scalars({}, 1, 1)});
+  }
+  const device::QuantizedJob job =
+      device::make_quantized_job(kTypes, groups, {.count = groups.back().end});
+  ASSERT_EQ(job.group_count, cuda::kMaxQuantizedGroups);
+  for (std::size_t k = 0; k < groups.size(); ++k) EXPECT_EQ(job.groups[k].end, groups[k].end);
+}
+
 ErrorCode error_of(const cuda::RangeTypes& types, std::span<const ParameterGroup> groups,
                    const UpdateRange& range) {
   try {

@@ -8,6 +8,7 @@ namespace {
 
 constexpr std::uint64_t kIndex = 3 * kQuantizationBlock;  // where in its block the range starts
 constexpr std::size_t kCount = 5000;
+constexpr std::uint64_t kLaterIndex = 5 * kLeafParameters + kIndex;
 
 /// A range over one packed state, in place.
 struct Tile {
@@ -19,10 +20,10 @@ struct Tile {
                parameters.data());
     gradient = problem.gradient;
   }
-  UpdateRange range() {
+  UpdateRange range(std::uint64_t index = kIndex) {
     UpdateRange whole = tile_range(layout, state.data(), state.data(), gradient.data(),
                                    parameters.data(), parameters.data());
-    whole.index = kIndex;
+    whole.index = index;
     return whole;
   }
   [[nodiscard]] Outcome outcome() const {
@@ -87,17 +88,17 @@ TEST_P(Groups, SumOfGradientsIsAccumulationThenUpdate) {
   const std::vector<std::byte> second = random_problem(random, dtype, kCount).gradient;
   const std::vector<std::byte> third = random_problem(random, dtype, kCount).gradient;
   const UpdateScalars s = make_scalars({}, 4, 0.25);
-  const std::vector<ParameterGroup> groups{{.end = kIndex + kCount, .scalars = s}};
+  const std::vector<ParameterGroup> groups{{.end = kLaterIndex + kCount, .scalars = s}};
   const void* const more[] = {second.data(), third.data()};
   Tile fused(GetParam(), problem);
-  update(GetParam(), groups, fused.range(), more);
+  update(GetParam(), groups, fused.range(kLaterIndex), more);
 
   std::vector<float> sum(kCount);
   accumulate(Isa::scalar, dtype, problem.gradient.data(), sum, true);
   accumulate(Isa::scalar, dtype, second.data(), sum, false);
   accumulate(Isa::scalar, dtype, third.data(), sum, false);
   Tile apart(GetParam(), problem);
-  UpdateRange range = apart.range();
+  UpdateRange range = apart.range(kLaterIndex);
   range.gradient = sum.data();
   find_kernel(Isa::scalar, DType::fp32, GetParam().parameter_dtype, GetParam().format)
       .update(s, range);

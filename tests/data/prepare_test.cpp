@@ -16,6 +16,7 @@
 #include "runtime/data/token_file.hpp"
 #include "runtime/data/tokenizer.hpp"
 #include "tests/data/scratch.hpp"
+#include "tests/support/failing_file_call.hpp"
 
 namespace spillway::data::prepare_test {
 namespace {
@@ -144,6 +145,30 @@ TEST(PrepareTokens, AReplacementCutShortLeavesNoMetaThatCouldLie) {
   options.texts = {scratch.write("u", "other")};
   EXPECT_EQ(error_of([&] { prepare_tokens(options); }).code(), ErrorCode::io_error);
   EXPECT_FALSE(std::filesystem::exists(scratch / "out/meta.json"));
+}
+
+TEST(PrepareTokens, TokenFilesHaveTheirNamesForGoodBeforeMetaHas) {
+  const Scratch scratch;
+  const PrepareOptions options{.texts = {scratch.write("t", "some text")},
+                               .output = scratch / "out",
+                               .existing = ExistingOutput::replace};
+  const std::string reason = "fsync " + options.output.string() + ":";
+  bool failed = true;
+  bool failed_there = false;
+  for (int calls = 0; failed && !failed_there; ++calls) {
+    test_support::FailingFileCall fault(calls);
+    fault.watch(true);
+    try {
+      prepare_tokens(options);
+    } catch (const Error& error) {
+      fault.watch(false);
+      const bool of_directory = std::string(error.what()).find(reason) != std::string::npos;
+      failed_there = of_directory && !std::filesystem::exists(options.output / "meta.json");
+    }
+    fault.watch(false);
+    failed = fault.has_failed();
+  }
+  EXPECT_TRUE(failed_there);
 }
 
 TEST(PrepareTokens, RefusesACharacterCutOffByTheEndOfAFile) {

@@ -89,6 +89,17 @@ TEST(Automatic, AStepHasTheTokensThatAreAskedFor) {
   EXPECT_EQ(neither.gradient_accumulation_steps, 1U);
 }
 
+TEST(Resolve, RefusesAContextThatIsTooLongForTheModel) {
+  const model::ModelConfig config = model::tiny_gpt2();
+  config::TrainOptions options;
+  options.device = config::DeviceKind::host;
+  options.context = 40;
+  EXPECT_NO_THROW(resolve(options, config));
+  options.context = 41;
+  EXPECT_THAT([&] { resolve(options, config); },
+              testing::ThrowsMessage<Error>(HasSubstr("use at most 40")));
+}
+
 TEST(Automatic, AResumedRunKeepsWhatItChose) {
   config::TrainOptions recorded;
   recorded.micro_batch = 2;

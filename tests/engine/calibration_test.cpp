@@ -28,5 +28,12 @@ TEST_F(CalibrationOfTinyModel, MeasuresProductsOfNumbersThatAreNotZero) {
   EXPECT_GT(products, 0U);
 }
 
+TEST_F(CalibrationOfTinyModel, RunsOneLayerForAllThatAreAlike) {
+  std::size_t forwards = 0;
+  ops_->on_attention = [&] { ++forwards; };
+  EXPECT_GT(calibrate_it().gpu_flops, 0);
+  EXPECT_EQ(forwards, 3U);  // once to touch what it uses, and twice to be timed
+}
+
 }  // namespace
 }  // namespace spillway::engine::calibration_test

@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <cstring>
+#include <stdexcept>
 #include <thread>
 #include <vector>
 
@@ -82,7 +83,9 @@ class DeviceFramework {
 
 /// Returns once the memory of a parameter's gradient may be used again.
 inline void await_gradient(const EmbeddedTrainer& trainer, std::uint32_t parameter) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(30);
   while (trainer.reads_gradient(parameter)) {
+    if (std::chrono::steady_clock::now() > end) throw std::runtime_error("it is read for ever");
     std::this_thread::sleep_for(std::chrono::microseconds(20));
   }
 }

@@ -1,8 +1,10 @@
 // Parameters whose forward and backward the test runs: against Adam in fp64, written here, and bit
 // for bit between tiers, modes and orders of arrival.
 #include <cmath>
+#include <limits>
 #include <thread>
 
+#include "runtime/engine/embedded/layout.hpp"
 #include "tests/engine/embedded_fixture.hpp"
 
 namespace spillway::engine::embedded_trainer_test {
@@ -206,6 +208,15 @@ TEST_F(EmbeddedTrainerTest, SkipsAStepWhoseNormElsewhereIsNotFinite) {
                Error);
 }
 
+TEST_F(EmbeddedTrainerTest, UpdatesUpToTheLargestNormThatFp32Holds) {
+  constexpr double kLargest = std::numeric_limits<float>::max();
+  const auto trainer = make(options_for());
+  backward(*trainer, 1);
+  EXPECT_FALSE(trainer->step({.grad_norm = kLargest}).skipped);
+  backward(*trainer, 2);
+  EXPECT_TRUE(trainer->step({.grad_norm = std::nextafter(kLargest, HUGE_VAL)}).skipped);
+}
+
 TEST_F(EmbeddedTrainerTest, TakesGradientsFromManyThreadsInAnyOrder) {
   const auto one = make(options_for());
   const auto four = make(options_for());
@@ -355,6 +366,24 @@ TEST_F(EmbeddedTrainerTest, ValuesThatAreChangedAndChangedBackLoseNothing) {
       }
     }
   }
+}
+
+/// Returns how many blocks parameters of these sizes take.
+std::uint32_t blocks_of(const std::vector<std::uint64_t>& sizes) {
+  const std::byte start{};
+  std::vector<EmbeddedParameter> parameters;
+  for (const std::uint64_t size : sizes) {
+    parameters.push_back(
+        {.name = std::to_string(parameters.size()), .elements = size, .values = &start});
+  }
+  return make_layout(options_for(), parameters).residents;
+}
+
+// The norm of a block begins when all its gradients are there.
+TEST(EmbeddedBlocks, HaveUpToEightMebiParametersOrALargerOne) {
+  EXPECT_EQ(blocks_of({4U << 20, 4U << 20}), 1U);
+  EXPECT_EQ(blocks_of({4U << 20, 4U << 20, 1}), 2U);
+  EXPECT_EQ(blocks_of({64U << 20, 1, 1}), 2U);
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <future>
 #include <thread>
 #include <vector>
 
@@ -168,6 +169,65 @@ TEST(Executor, IssuesFewPassesAheadOfTheDevice) {
   for (const auto kind : {plan::OpKind::forward, plan::OpKind::backward, plan::OpKind::loss}) {
     EXPECT_EQ(most_pending(kind), 2);
   }
+}
+
+/// The second op of a stream, which lasts until a worker's op has started, though not for ever.
+class WorkerAwaited final : public OpPerformer {
+ public:
+  void begin(const plan::StepPlan&) override {}
+  [[nodiscard]] bool skips(const Op&) const override { return false; }
+  void enqueue(const Op& op, offload::Stream& stream) override {
+    stream.submit([this, second = op.block == 1] {
+      if (second) met_ = started_.wait_for(std::chrono::seconds(10)) == std::future_status::ready;
+    });
+  }
+  [[nodiscard]] Ticket start(const Op&) override {
+    start_.set_value();
+    return {};
+  }
+  [[nodiscard]] bool met() const { return met_; }
+
+ private:
+  std::promise<void> start_;
+  std::future<void> started_ = start_.get_future();
+  bool met_ = false;
+};
+
+TEST(Executor, StartsWhatWaitsForAnOpWhileTheNextOneOfItsStreamRuns) {
+  WakeSignal wake;
+  const auto backend = offload::make_host_backend(
+      {.device_capacity = 1_MiB, .pinned_capacity = 1_MiB, .wake = &wake});
+  plan::StepPlan plan;
+  for (const Lane lane : {Lane::gpu, Lane::gpu, Lane::cpu}) {
+    Op op;
+    op.lane = lane;
+    op.block = static_cast<std::uint32_t>(plan.ops.size());
+    plan.ops.push_back(op);
+  }
+  plan.dependencies.push_back(0);
+  plan.ops.back().dependency_count = 1;
+  Streams streams(*backend);
+  Executor executor(plan, streams, wake);
+  WorkerAwaited performer;
+  executor.run(performer);
+  EXPECT_TRUE(performer.met());
+}
+
+TEST(Executor, CallsACopyExposedThatNoPassHides) {
+  WakeSignal wake;
+  const auto backend = offload::make_host_backend(
+      {.device_capacity = 1_MiB, .pinned_capacity = 1_MiB, .wake = &wake});
+  plan::StepPlan plan = chain(1);
+  plan.ops[0].lane = Lane::h2d;
+  Streams streams(*backend);
+  Executor executor(plan, streams, wake);
+  RecordingPerformer performer;
+  executor.run(performer);
+  const auto [start, end] = executor.timings()[0];
+  EXPECT_LT(start, end);
+  Exposed expected{};
+  expected[static_cast<std::size_t>(Lane::h2d)] = end - start;
+  EXPECT_EQ(executor.exposed(), expected);
 }
 
 TEST(Executor, MakesNoMoreEventsForMoreOpsOrPlans) {

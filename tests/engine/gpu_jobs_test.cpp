@@ -5,10 +5,13 @@
 
 #include <atomic>
 #include <fstream>
+#include <functional>
 #include <string>
 #include <vector>
 
 #include "comm/threads/thread_group.hpp"
+#include "runtime/engine/device/model_runtime.hpp"
+#include "runtime/engine/planned_run.hpp"
 #include "runtime/engine/train_loop.hpp"
 #include "tests/engine/training_harness.hpp"
 #include "tests/support/cuda_emulation/emulation.hpp"
@@ -18,6 +21,7 @@ namespace {
 
 using testing::Each;
 using testing::HasSubstr;
+using testing::StartsWith;
 
 constexpr std::uint32_t kRanks = 4;
 
@@ -29,8 +33,11 @@ class Losses final : public TrainObserver {
     all.push_back(evaluation.loss);
   }
   void saved(std::uint64_t, const std::filesystem::path&) override {}
-  void noted(const std::string&) override {}
+  void noted(const std::string& text) override {
+    if (on_note) on_note(text);
+  }
 
+  std::function<void(const std::string&)> on_note;
   std::vector<double> all;
   config::DeviceKind device = config::DeviceKind::host;
 };
@@ -43,7 +50,10 @@ class GpuJobs : public testing::Test {
     write_tokens(data_.path() / "train.bin", 67, 2000);
     write_tokens(data_.path() / "val.bin", 67, 100);
   }
-  ~GpuJobs() override { cuda_emulation::set_devices(1); }
+  ~GpuJobs() override {
+    cuda_emulation::set_devices(1);
+    cuda_emulation::refuse_attention(nullptr);
+  }
 
   [[nodiscard]] TrainRequest request(config::DeviceKind device) {
     TrainRequest request;
@@ -108,6 +118,23 @@ TEST_F(GpuJobs, AreRefusedWhereNcclIsTooOldBeforeAFileIsWritten) {
   const auto ends = train_all(job, observed, [](Rank) { cuda_emulation::pretend_nccl(21201); });
   EXPECT_THAT(ends, Each(HasSubstr("libnccl.so.2 is NCCL 2.12.1")));
   EXPECT_FALSE(std::filesystem::exists(job.run / "config.json"));
+}
+
+/// No model can be made once dropout is noted, which is between the run's own and its plan.
+TEST_F(GpuJobs, TrainTheModelThatTheyHaveRecorded) {
+  TrainRequest job = request(config::DeviceKind::cuda);
+  job.options.pipeline.stages = job.options.tensor.ranks = 1;
+  job.options.compute = DType::bf16;
+  job.model->head_dim = 16;  // which cuDNN takes
+  job.model->dropout = 0.1;
+  Losses observer;
+  observer.on_note = [](const std::string& text) {
+    if (text.starts_with("dropout")) cuda_emulation::refuse_attention("there is a model already");
+  };
+  RankGroups alone;
+  const auto run = plan_run(job, alone, observer);
+  EXPECT_THROW(static_cast<void>(make_model_runtime(run->config(), run->plan.options)), Error);
+  EXPECT_THAT(run->run_config.device.attention, StartsWith("cuDNN"));
 }
 
 TEST_F(GpuJobs, AreRefusedWhereTwoRanksHaveOneGpu) {

@@ -26,7 +26,7 @@ class Place(JobTest):
         options = config(1, **({"threads": 0} | own))
         with unittest.mock.patch.dict(os.environ, described):
             output = self.trained(run, options, steps, "--json", *more, ranks=ranks)
-        return json.JSONDecoder().raw_decode(output, output.index("{"))[0]["plan"]
+        return plan_in(output)
 
     def in_drives(self):
         return [len(list(drive.iterdir())) for drive in self.drives]
@@ -113,6 +113,23 @@ class Place(JobTest):
         self.assertEqual([place["cores"] for place in places], [0, 0])  # two ranks on one core
         self.assertEqual([place["bound"] for place in places], [False, False])
         self.assertEqual([place["threads"] for place in places], [1, 1])
+
+    def test_ranks_with_different_cores_do_not_share_them_out(self):
+        cores = sorted(os.sched_getaffinity(0))
+        if len(cores) < 2:
+            self.skipTest("this machine has one core")
+        train = self.arguments("run", config(1, threads=0), 1, "--json")
+        first, second = (["1", "taskset", "-c", core, *train] for core in cores[:2])
+        job = start([*LAUNCHER, *first, ":", LAUNCHER[-1], *second])
+        output = job.communicate(timeout=60)[0]
+        self.assertEqual(job.returncode, 0, output)
+        places = plan_in(output)["places"]
+        self.assertEqual([place["cores"] for place in places], [1, 1])
+        self.assertEqual([place["bound"] for place in places], [True, True])
+
+
+def plan_in(output):
+    return json.JSONDecoder().raw_decode(output, output.index("{"))[0]["plan"]
 
 
 def bound(cores, popen=subprocess.Popen):

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <latch>
 #include <string>
 
 #include "runtime/base/file.hpp"
@@ -115,6 +116,31 @@ TEST(RanksInTheSteadyState, AllocateNothingAndOpenNothing) {
   }
 }
 
+// Until then, the commit before is what all of them can go back to.
+TEST(RanksThatCommit, WaitUntilAllOfThemHave) {
+  const Job job{.replicas = {.count = 2}};
+  RanksHarness harness(tiny_llama(1));
+  for (const config::StateHome home : {config::StateHome::host, config::StateHome::nvme}) {
+    const std::filesystem::path run = harness.new_run();
+    std::latch ready(2);
+    comm::ThreadGroup(2).run([&](comm::Communicator& self) {
+      config::TrainOptions options = options_of_job(job);
+      options.state_home = home;
+      RankOfJob rank(job, self, options);
+      nvme_swap::StoreOptions store;
+      store.directories = {run / std::to_string(self.rank().value())};
+      std::filesystem::create_directories(store.directories[0]);
+      const auto trainer = harness.make_rank(options, store, rank);
+      const model::ModelLayout whole = model::make_layout(harness.config());
+      trainer->initialize(model::RandomInitializer(harness.config(), whole, 1));
+      ready.arrive_and_wait();
+      if (!rank.groups().leads()) return self.abandon("it does not commit");
+      EXPECT_THROW(trainer->commit(), Error);
+      EXPECT_EQ(trainer->committed_step(), 0U);  // its own is made
+    });
+  }
+}
+
 TEST(RanksThatPlan, TakeTheSlowestProfileAndMeasureASlowNetworkWithFewBytes) {
   constexpr double kLink = 0.001;
   std::array<plan::MachineProfile, 2> profiles;
@@ -136,6 +162,17 @@ TEST(RanksThatPlan, TakeTheSlowestProfileAndMeasureASlowNetworkWithFewBytes) {
     EXPECT_GT(profile.net, 0);
     EXPECT_LT(profile.net, 1.1 * kLink * 1e9);
   }
+}
+
+TEST(RanksThatPlan, KeepToTheLeastMemoryOfEachKindThatOneOfThemHas) {
+  comm::ThreadGroup(3).run([](comm::Communicator& self) {
+    const plan::Budgets mine[] = {{3_B, 7_B, 4_B}, {1_B, 8_B, 5_B}, {2_B, 9_B, 3_B}};
+    RankGroups ranks(&self, {.replicas = 3});
+    const plan::Budgets all = least(ranks, mine[self.rank().value()]);
+    EXPECT_EQ(all.device, 1_B);
+    EXPECT_EQ(all.host, 7_B);
+    EXPECT_EQ(all.nvme, 3_B);
+  });
 }
 
 TEST(RanksThatPlan, CommitAsSeldomAsTheSlowestOfThem) {

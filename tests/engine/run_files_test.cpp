@@ -249,38 +249,55 @@ TEST_F(Data, ValidationThatNoEvaluationCouldReadIsRefusedAtTheStart) {
   }
 }
 
-/// Takes a file of the run away while step 4 is told, and puts it back at step 5.
+/// Takes a file of the run away while step 4 is told, and puts it back at step 5 if it `returns`.
 class Borrower final : public TrainObserver {
  public:
-  explicit Borrower(fs::path file) : file_(std::move(file)), aside_(file_.string() + ".aside") {}
+  Borrower(fs::path file, bool returns)
+      : file_(std::move(file)), aside_(file_.string() + ".aside"), returns_(returns) {}
   void planned(const TrainPlan&) override {}
   void stepped(const StepResult& result, const StepUse&) override {
     if (result.step == 4) fs::rename(file_, aside_);
-    if (result.step == 5) fs::rename(aside_, file_);
+    if (result.step == 5 && returns_) fs::rename(aside_, file_);
   }
   void evaluated(std::uint64_t, const Evaluation&) override {}
   void saved(std::uint64_t, const fs::path&) override {}
-  void noted(const std::string&) override {}
+  void noted(const std::string& text) override { notes_ += text + "\n"; }
+  [[nodiscard]] const std::string& notes() const { return notes_; }
 
  private:
   fs::path file_, aside_;
+  bool returns_;
+  std::string notes_;
 };
 
-using FilesOfARun = Data;
+class FilesOfARun : public Data {
+ protected:
+  FilesOfARun() {
+    request_.model = tiny_gpt2(1);
+    request_.options = tiny_options();
+    request_.options.state_home = config::StateHome::host;
+    request_.options.commit_every = 2;
+    request_.options.steps = 5;
+    request_.data = scratch_.path();
+    request_.run = scratch_.path() / "run";
+  }
+
+  TrainRequest request_;
+  const std::atomic<int> interrupt_{0};
+};
 
 /// Step 3 commits step 2, and step 5 commits step 4: a step between them costs no call.
 TEST_F(FilesOfARun, AreLookedForOnceACommit) {
-  TrainRequest request;
-  request.model = tiny_gpt2(1);
-  request.options = tiny_options();
-  request.options.state_home = config::StateHome::host;
-  request.options.commit_every = 2;
-  request.options.steps = 5;
-  request.data = scratch_.path();
-  request.run = scratch_.path() / "run";
-  Borrower borrower(RunDirectory(request.run).manifest());
-  const std::atomic<int> interrupt{0};
-  EXPECT_EQ(train(request, borrower, interrupt).last_step, 5U);
+  Borrower borrower(RunDirectory(request_.run).manifest(), /*returns=*/true);
+  EXPECT_EQ(train(request_, borrower, interrupt_).last_step, 5U);
+}
+
+TEST_F(FilesOfARun, EndItAndItsLastCommitWhereTheyAreGone) {
+  const fs::path manifest = RunDirectory(request_.run).manifest();
+  Borrower thief(manifest, /*returns=*/false);
+  EXPECT_THROW(static_cast<void>(train(request_, thief, interrupt_)), Error);
+  const std::string lost = "the last step could not be committed either: " + manifest.string();
+  EXPECT_NE(thief.notes().find(lost + " is gone"), std::string::npos) << thief.notes();
 }
 
 }  // namespace

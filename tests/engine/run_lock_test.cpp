@@ -230,6 +230,13 @@ TEST(RunLock, NoticesThatItsDirectoryIsAnother) {
   EXPECT_FALSE(lock.still_there());
 }
 
+TEST(RunClaim, TakesBackNoDirectoryThatWasThereBefore) {
+  const ScratchDirectory scratch("run-claim");
+  { const RunClaim claim({.run = scratch.path() / "run"}); }
+  ASSERT_TRUE(fs::exists(scratch.path()));
+  EXPECT_TRUE(fs::is_empty(scratch.path()));
+}
+
 /// As a process leaves it that is killed between the two.
 TEST(RunClaim, NotesACommitThatTheManifestLacks) {
   TrainingHarness harness(tiny_llama());

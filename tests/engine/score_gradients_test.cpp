@@ -1,4 +1,5 @@
-// Attention takes what a plan leaves of the device's memory, and no more.
+// Attention takes what a plan leaves of the device's memory, and no more. The ranks of a tensor
+// group plan with the workspace of the one that needs most.
 #include "runtime/engine/prepare/score_gradients.hpp"
 
 #include <gtest/gtest.h>
@@ -94,6 +95,24 @@ TEST_F(ScoreGradients, AreAsUsualWhereNothingIsKept) {
   EXPECT_EQ(bound(1024_GiB), 1_GiB);
   options_.device = config::DeviceKind::host;
   EXPECT_EQ(bound(1024_GiB), 1_GiB);
+}
+
+/// Of 128 Ki words the logits of 2,048 tokens are made at once; the first rank has a word more, and
+/// so fewer tokens.
+TEST(WorkloadOfATensorGroup, HasTheWorkspaceOfTheRankThatNeedsMost) {
+  model::ModelConfig config = wide_llama();
+  config.vocab_size = (256U << 10) + 1;
+  config::TrainOptions options;
+  options.device = config::DeviceKind::cuda;
+  options.compute = DType::bf16;
+  options.context = 2048;
+  options.tensor.ranks = 2;
+  const Bytes of_first = make_model_sizes(config, options).transformer->workspace_bytes();
+  const Bytes planned = make_workload(config, options).workspace_bytes;
+  options.tensor.index = 1;
+  const Bytes of_second = make_model_sizes(config, options).transformer->workspace_bytes();
+  EXPECT_LT(of_first, of_second);
+  EXPECT_EQ(planned, of_second);
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
-// Parameters that an fp16 run cannot hold are refused where they are loaded.
+// What a run starts with: parameters that fp16 cannot hold are refused where they are loaded, and
+// commits are as far apart as the disk wants them.
 #include "runtime/engine/run/start_values.hpp"
 
 #include <gtest/gtest.h>
@@ -60,6 +61,24 @@ TEST_F(HeldByFp16, IsWhatRoundsToAFiniteNumber) {
     EXPECT_EQ(refusal(value, DType::bf16), "");
     EXPECT_EQ(refusal(value, DType::fp32), "");
   }
+}
+
+/// The fp32 state of two blocks, 12 bytes a parameter, takes this disk 3 seconds.
+TEST(PlannedCommits, TakeATwentiethOfTheTimeForStateThatIsNotOnDisk) {
+  plan::BlockShape block;
+  block.padded_parameters = ElementCount{kLeafParameters};
+  plan::Workload workload;
+  workload.blocks.assign(3, block);
+  plan::Placement placement;
+  for (const plan::Tier tier : {plan::Tier::device, plan::Tier::host, plan::Tier::nvme}) {
+    placement.blocks.emplace_back().state = tier;
+  }
+  plan::MachineProfile machine;
+  machine.nvme_write = static_cast<double>(8 * kLeafParameters);
+  EXPECT_EQ(planned_commit_every(workload, placement, machine, /*step_seconds=*/20), 3U);
+  EXPECT_EQ(planned_commit_every(workload, placement, machine, /*step_seconds=*/19), 4U);
+  for (plan::BlockCut& cut : placement.blocks) cut.state = plan::Tier::nvme;
+  EXPECT_EQ(planned_commit_every(workload, placement, machine, /*step_seconds=*/1), 1U);
 }
 
 }  // namespace

@@ -1,6 +1,8 @@
 // Indices of kernel bodies: elements beyond 2^32, groups and workspaces of reductions.
 #include <sys/mman.h>
 
+#include <utility>
+
 #include "tests/model/cuda_bodies_support.hpp"
 
 namespace spillway::model::cuda_bodies_index_test {
@@ -112,6 +114,21 @@ TEST(CudaIndices, ItemsOfRowsOfHeadsAreCountedIn64Bits) {
   const auto* first = space.as<std::byte>();
   const bodies::Rows<const std::byte> rows{first, kFar};
   EXPECT_EQ(static_cast<std::uint64_t>(rows.at(3, 5, 128) - first), 3 * kFar + 5 * 128);
+}
+
+TEST(CudaItems, ArePacksButForWhatIsLeftAfterTheLastWholeOne) {
+  using Visits = std::vector<std::pair<unsigned, std::uint64_t>>;  // elements, the first of them
+  const auto visits = [](std::uint64_t count) {
+    Visits found;
+    for (std::uint64_t item = 0; item < bodies::item_count<4>(count); ++item) {
+      bodies::visit_item<4>(item, count, [&](auto pack, std::uint64_t first) {
+        found.emplace_back(decltype(pack)::value, first);
+      });
+    }
+    return found;
+  };
+  EXPECT_EQ(visits(8), (Visits{{4, 0}, {4, 4}}));
+  EXPECT_EQ(visits(10), (Visits{{4, 0}, {4, 4}, {1, 8}, {1, 9}}));
 }
 
 TEST(CudaReductions, GroupsCoverTheRowsAndFitTheWorkspaceOfAnyLargerCall) {

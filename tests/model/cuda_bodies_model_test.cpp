@@ -93,6 +93,35 @@ TEST(CudaBodiesTiledModel, HasTheLossesAndGradientsOfTheHost) {
   }
 }
 
+/// Attention of these models is the host's. Of one token it passes on the values: a softmax over a
+/// single key is 1.
+TEST(HostAttention, KeepsThePlansOfTwoShapesApart) {
+  const std::vector<std::vector<float>> values{{0.5F, -2}, {1, 3, -0.25F}};
+  const auto ops = host::make_ops({.compute = DType::fp32});
+  std::vector<AttentionPlan> plans;
+  for (const std::vector<float>& of_head : values) {
+    plans.push_back(ops->plan_attention({.batch = 1,
+                                         .sequence = 1,
+                                         .heads = 1,
+                                         .kv_heads = 1,
+                                         .head_dim = static_cast<std::uint32_t>(of_head.size())}));
+  }
+  for (std::size_t i = 0; i < plans.size(); ++i) {
+    const Operand head(values[i], DType::fp32);
+    const HeadRows<ConstTensor> rows{head.device(), values[i].size()};
+    const TestMemory out(values[i].size() * sizeof(float));
+    const TestMemory log_sum(sizeof(float));
+    const TestMemory space(plans[i].workspace.value());
+    ops->attention_forward(plans[i], {.q = rows,
+                                      .k = rows,
+                                      .v = rows,
+                                      .out = {out.device(), values[i].size()},
+                                      .log_sum = log_sum.device().as<float>(),
+                                      .workspace = space.device()});
+    EXPECT_THAT(decode(out, DType::fp32), testing::Pointwise(testing::FloatEq(), values[i]));
+  }
+}
+
 std::string name_of_family(const testing::TestParamInfo<Family>& family) {
   switch (family.param) {
     case Family::gpt2: return "gpt2";

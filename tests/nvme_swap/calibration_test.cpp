@@ -126,6 +126,15 @@ TEST(Calibration, KeepsWithinItsMemoryHoweverLittle) {
   }
 }
 
+// Of the transfer sizes, that of 2 MiB is the first that does not divide half of this file.
+TEST(Calibration, TriesEveryTransferSizeThatHasRoomInFlight) {
+  ScratchDirectory scratch(Medium::memory);
+  const CalibrationOptions options{
+      .directory = scratch.path(), .file_bytes = 6_MiB, .point = milliseconds{1}};
+  EXPECT_THAT(message_of([&] { return calibrate_drive(options); }),
+              HasSubstr("blocks of 2097152 bytes do not divide half of a file of 6.00 MiB"));
+}
+
 TEST(Calibration, IsMadeToFitADriveAndAMemoryThatAreSmall) {
   const CalibrationOptions usual{.directory = "/drive"};
   const CalibrationOptions same = made_to_fit(usual, 1_GiB, 1_GiB);

@@ -57,6 +57,7 @@ TEST_F(FsckTest, FindsASoundStoreSound) {
   EXPECT_TRUE(report.resumable);
   EXPECT_EQ(report.step, StepIndex{2});
   EXPECT_EQ(report.generation, 2U);
+  EXPECT_EQ(report.slots, 2U);
   EXPECT_EQ(report.tiles, 4U);
   EXPECT_EQ(report.tiles_checked, 4U);
   EXPECT_EQ(report.bytes_checked, 60_KiB);

@@ -74,7 +74,10 @@ TEST(MakeEngine, PicksAnEngineThatRunsHere) {
 
 TEST(MakeEngine, TakesPosixForFilesInThePageCache) {
   ScratchDirectory scratch;
-  const int file = ::open((scratch.path() / "f").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+  const int opened = ::open((scratch.path() / "f").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+  const int file = ::fcntl(opened, F_DUPFD_CLOEXEC, 100);  // no command of fcntl is that number
+  ASSERT_GE(file, 100);
+  ::close(opened);
   const int files[] = {file};
   EXPECT_EQ(make_engine(EngineKind::automatic, {.files = files})->name(), "posix");
   ::close(file);
@@ -102,6 +105,19 @@ TEST(MakeEngine, DoesWithoutWhatTheMachineLacks) {
   EXPECT_FALSE(engine->abilities().completion_polling) << "a file in memory has no device";
   EXPECT_FALSE(make_engine(EngineKind::posix, options)->abilities().submission_thread);
   ::close(file);
+}
+
+TEST(MakeEngine, SaysWhyUringDoesNotPollOnlyWhereThatIsAskedFor) {
+  const auto log_of = [](const UringOptions& uring) {
+    set_log_level(LogLevel::info);
+    ::testing::internal::CaptureStderr();
+    static_cast<void>(make_engine(EngineKind::uring, {.files = {}, .uring = uring}));
+    set_log_level(LogLevel::warning);
+    return ::testing::internal::GetCapturedStderr();
+  };
+  const auto says_why = ::testing::HasSubstr("io_uring does not poll for completions");
+  EXPECT_THAT(log_of({.completion_polling = true}), says_why);
+  EXPECT_THAT(log_of({}), ::testing::Not(says_why));
 }
 
 TEST(MakeEngine, RefusesAQueueThatIsEmptyOrEndless) {

@@ -289,6 +289,15 @@ TEST_F(StoreRules, MovesNoFasterThanTheThrottle) {
   expect_step(*store, 1);
 }
 
+TEST_F(StoreRules, CommitsThePayloadThatIsAsLongAsMayBe) {
+  const CommitHeader header{.step = StepIndex{7},
+                            .payload = std::vector<std::byte>(2048, std::byte{9})};
+  auto store = TileStore::create(options_, {});
+  store->commit(header).wait();
+  store.reset();
+  EXPECT_EQ(TileStore::open(options_)->committed()->payload, header.payload);
+}
+
 TEST_F(StoreRules, WorksWithoutTiles) {
   auto store = TileStore::create(options_, {});
   commit_step(*store, 7);

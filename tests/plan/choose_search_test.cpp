@@ -1,7 +1,9 @@
 // The search for a placement: what it counts, and how few placements it looks at.
 #include <gtest/gtest.h>
 
+#include <cstdint>
 #include <utility>
+#include <vector>
 
 #include "runtime/plan/search/draft.hpp"
 #include "tests/plan/choose_helpers.hpp"
@@ -27,6 +29,18 @@ TEST(ChooseSearchProperty, CountsTheMemoryOfBlocksThatChange) {
         ASSERT_EQ(draft.needed(tier), needed(workload, draft.placement(), tier)) << "case " << i;
       }
     }
+  }
+}
+
+TEST(ChooseSearch, SpreadsBoundariesLayerByLayerAndThenGivesUpSlotBySlot) {
+  using Spread = std::pair<std::size_t, std::uint32_t>;  // layers off the device, slots
+  const std::vector<Spread> expected{{0, 0}, {1, 4}, {2, 4}, {3, 4}, {3, 3}, {3, 2}, {3, 1}};
+  const detail::BoundaryPlans plans(small_workload(), {.prefetch = 1}, /*spill=*/false,
+                                    /*shrink=*/true);
+  EXPECT_EQ(plans.first_with_fewer_slots(), 4U);
+  ASSERT_EQ(plans.size(), expected.size());
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    EXPECT_EQ(Spread(plans[i].off_device, plans[i].slots), expected[i]) << i;
   }
 }
 

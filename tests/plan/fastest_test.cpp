@@ -66,6 +66,16 @@ TEST(FastestPlacement, KeepsOnTheDiskWhatTheHostHasNoRoomFor) {
   }
 }
 
+TEST(OpenCuts, SumRoundsWhereTheRequestSays) {
+  Workload workload = small_workload();
+  workload.rounds = 2;
+  for (const bool on_device : {true, false}) {
+    const BlockCut cut{.gradients = on_device ? Tier::device : Tier::host};
+    EXPECT_TRUE(allows(workload, {.sums = on_device}, cut));
+    EXPECT_FALSE(allows(workload, {.sums = !on_device}, cut));
+  }
+}
+
 /// A request, with the budgets and the machine that it is for.
 struct Question {
   Workload workload;

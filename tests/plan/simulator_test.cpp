@@ -115,6 +115,16 @@ TEST(Simulator, SplitsTheStepIntoBusyExposedAndCritical) {
   EXPECT_EQ(prediction.bounding, Lane::gpu);
 }
 
+TEST(Simulator, LetsTheEarlierOfTheLanesThatEndTogetherBoundTheStep) {
+  StepPlan plan;
+  append(plan, on(Lane::cpu, 3));
+  append(plan, on_gpu(3));
+  const Prediction prediction = simulate(plan, unit_machine());
+  EXPECT_EQ(prediction.bounding, Lane::gpu);
+  EXPECT_DOUBLE_EQ(prediction[Lane::gpu].critical, 3);
+  EXPECT_DOUBLE_EQ(prediction[Lane::cpu].critical, 0);
+}
+
 TEST(Simulator, DividesTheCombinedRateWhileBothDirectionsWork) {
   MachineProfile profile = unit_machine();
   profile.nvme_read = 6;

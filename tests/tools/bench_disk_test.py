@@ -15,6 +15,10 @@ class Disk(ProgramTestCase):
         self.assertIs(document["verified"], True)
         self.assertEqual(list(disk.iterdir()), [])
 
+    def test_nvme_measures_for_150_milliseconds_unless_told_otherwise(self):
+        told = self.succeed("bench", "nvme", "--help").stdout
+        self.assertRegex(told, r"--point-ms .*\b150\b")
+
     def test_swap_compares_the_pipeline_with_its_parts(self):
         disk = self.drive("disk")
         # int8 has a page of scales for each tile beside 6 bytes a parameter.

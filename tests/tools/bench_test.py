@@ -87,6 +87,11 @@ class Comm(ProgramTestCase):
         self.refused("bench", "comm", "--backend", "single", "--link", 1)
         self.refused("bench", "comm", "--size", "1KiB")
 
+    def test_measures_five_times_unless_told_otherwise(self):
+        document = self.document("bench", "comm", "--ranks", 2, "--size", "64KiB")
+        for result in document["results"]:
+            self.assertEqual(len(result["seconds"]), 5, result["operation"])
+
 
 class Pipeline(ProgramTestCase):
     # The times are those of a machine that does other things: tools/reproduce looks at them.

@@ -107,7 +107,8 @@ class Words(ProgramTestCase):
         self.assertFalse(self.path("more/train.bin").exists())
 
     def test_a_profile_that_cannot_be_is_refused_before_anything_is_measured(self):
-        for words, code in ((["--model", "model.json", "--device", "host"], "not_supported"),
+        on_host = ["--model", "model.json", "--device", "host"]
+        for words, code in ((on_host, "not_supported"), ([*on_host, "--again"], "not_supported"),
                             (["train.json"], "invalid_argument")):
             done = self.run_program("profile", *words, "--profile", "m.json", "--json")
             self.assertNotEqual(done.returncode, 0)

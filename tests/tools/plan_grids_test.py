@@ -6,6 +6,9 @@ from program_test_case import LLAMA, MACHINES, MODEL, ROOT, ProgramTestCase, mai
 
 PUBLISHED = json.loads((ROOT / "tests/plan/golden/published_grids.json").read_text())
 NEMO = PUBLISHED["nemo"]["rows"]
+# Parts of a step, and what they are called as the largest.
+LOSSES = {"recompute": "memory", "tensor": "tensor traffic", "data": "data traffic",
+          "bubble": "bubble", "update": "update"}
 
 
 def gpt(width, layers, heads, vocabulary, context):
@@ -72,6 +75,7 @@ class Grids(ProgramTestCase):
             step = seconds.pop("step")
             self.assertGreaterEqual(min(seconds.values()), 0)
             self.assertAlmostEqual(sum(seconds.values()) / step, 1, delta=1e-9)
+            self.assertEqual(grid["largest_loss"], LOSSES[max(LOSSES, key=seconds.get)])
             self.assertLessEqual(grid["memory"]["bytes"], made["device_memory"])
             self.assertEqual(grid["tensor"]["on_paper"], grid["tensor"]["ranks"] > 1)
         # 4 ranks: 1-D, with sequences, and 2-D.

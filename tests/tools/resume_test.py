@@ -88,6 +88,7 @@ class Fsck(ProgramTestCase):
         self.assertIs(sound["sound"], True)
         self.assertEqual(sound["stores"][0]["committed_step"], 3)
         self.assertGreater(sound["stores"][0]["bytes_checked"], 100_000)
+        self.assertIn(sound["stores"][0]["engine"], ("uring", "aio", "posix"))
         self.assertIn("sound: committed step 3", self.succeed("fsck", "run").stdout)
 
         swap, = (self.folder / "disk").glob("*/tiles-0.swap")
@@ -103,6 +104,11 @@ class Fsck(ProgramTestCase):
         done = self.run_program("fsck", "run")
         self.assertEqual(done.returncode, 1)
         self.assertIn("DAMAGED tiles-0.swap: tile ", done.stdout)
+
+        os.truncate(swap, 0)
+        done = self.run_program("fsck", "run", "--json")
+        self.assertEqual(done.returncode, 1)
+        self.assertIsNone(json.loads(done.stdout)["stores"][0]["committed_step"])
 
 
 if __name__ == "__main__":

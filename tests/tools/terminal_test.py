@@ -2,6 +2,7 @@
 usage: terminal_test.py PROGRAM"""
 import json
 import re
+import time
 
 from program_test_case import PROGRAM, SECONDS, ProgramTestCase, main
 from screen import Terminal
@@ -68,6 +69,18 @@ class LiveLine(ProgramTestCase):
                     self.assertEqual([row[:17] for row in above], [row[:17] for row in said])
             terminal.type(b"\x03")
             self.assertEqual(terminal.finish(SECONDS), 0)
+
+    def test_a_terminal_that_does_not_say_its_width_has_80_columns(self):
+        begin = time.monotonic()
+        terminal = self.terminal(80, *self.train("run", 100000))
+        frames = terminal.screen.frames
+        terminal.read_until(lambda: len(self.live_rows(frames)) > 2, SECONDS)
+        for columns in (0, 80) * 30:
+            terminal.set_size(terminal.descriptor, columns)
+            terminal.read(0.02)
+        # Ten lines a second; a change of width would show one at once.
+        seconds = time.monotonic() - begin
+        self.assertLess(len(self.live_rows(frames)), 10 * seconds + 3)
 
     def test_an_interrupt_is_answered_at_once(self):
         for columns in WIDTHS:

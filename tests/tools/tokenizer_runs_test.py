@@ -108,6 +108,13 @@ class TokenizerRuns(ProgramTestCase):
         done = self.run_program(*generate, "--prompt", "text")
         self.assertIn("spillway_tokenize.py run --encode", done.stderr)
 
+    def test_a_temperature_near_zero_takes_the_most_likely_tokens(self):
+        near, zero = (
+            self.document("generate", "--run", "first", "--prompt-tokens", "7,8,9", "--tokens", 4,
+                          "--seed", 1, "--temperature", temperature)["tokens"]
+            for temperature in (1e-9, 0))
+        self.assertEqual(near, zero)
+
     def test_data_of_another_tokenizer_is_refused(self):
         shutil.copytree(self.folder / "hf", self.folder / "other")
         self.write("other/tokenizer.json", tokenizer(TOKENS, MERGES[:1]))

@@ -93,5 +93,11 @@ TEST(ModelMeaning, TakesTheDropoutThatTransformersTakes) {
   EXPECT_EQ(parse(kLlama).dropout, 0);
 }
 
+TEST(ModelMeaning, WritesTheDropoutOfAttention) {
+  ModelConfig config = parse(with(kLlama, R"({"attention_dropout": 0.25})"));
+  config.source_json.clear();
+  EXPECT_EQ(ordered_json::parse(to_config_json(config, DType::fp32))["attention_dropout"], 0.25);
+}
+
 }  // namespace
 }  // namespace spillway::model::config_meaning_test

@@ -302,6 +302,7 @@ INSTANTIATE_TEST_SUITE_P(
         Refusal{&kGpt2, R"({"n_embd": 4294967296})", "n_embd", "4294967296"},
         Refusal{&kGpt2, R"({"n_embd": 2147483640, "n_head": 1})", "n_embd", "2147483640"},
         Refusal{&kGpt2, R"({"n_layer": 99999999})", "n_layer", "99999999"},
+        Refusal{&kGpt2, R"({"n_positions": 134217729})", "n_positions", "134217729"},
         Refusal{&kGpt2, R"({"vocab_size": 18446744073709551616})", "vocab_size", "1.8"},
         Refusal{&kGpt2, R"({"layer_norm_epsilon": -1})", "norm epsilon", "-1"},
         Refusal{&kGpt2, R"({"layer_norm_epsilon": "1e-5"})", "layer_norm_epsilon", "1e-5"},

@@ -5,10 +5,15 @@
 
 #include <algorithm>
 #include <array>
+#include <filesystem>
 #include <memory>
+#include <optional>
+#include <span>
 #include <utility>
 
+#include "runtime/base/error.hpp"
 #include "runtime/model/cuda/cuda_ops.hpp"
+#include "runtime/model/cuda/gemm/gemm.hpp"
 #include "tests/support/cuda_emulation/emulation.hpp"
 
 namespace spillway::model::cuda::product_choice_test {
@@ -87,6 +92,23 @@ TEST_F(ProductChoice, TakesTenBitsWhereTf32IsAskedForAndElementsHaveMore) {
   EXPECT_EQ(product(*ops({.math = {.compute = DType::fp32, .tf32 = true}}), kRow), 1.0F);
   const auto halves = ops({.math = {.compute = DType::bf16, .tf32 = true}});
   EXPECT_NO_THROW(static_cast<void>(halves->plan_gemm(kShape)));
+}
+
+TEST(Multiplier, TellsAFailureOfTheLibraryFromAShapeThatHasNoAlgorithm) {
+  CublasLt library(std::span<const std::filesystem::path>{});
+  const auto refusal = [&library]() -> std::optional<ErrorCode> {
+    Multiplier multiplier(library, {.math = {}, .device_name = "GPU", .choices = {}});
+    try {
+      static_cast<void>(multiplier.plan(kShape));
+    } catch (const Error& error) {
+      return error.code();
+    }
+    return std::nullopt;
+  };
+  library.heuristic = [](auto...) { return CUBLAS_STATUS_NOT_INITIALIZED; };
+  EXPECT_EQ(refusal(), ErrorCode::device_error);
+  library.heuristic = [](auto...) { return CUBLAS_STATUS_NOT_SUPPORTED; };
+  EXPECT_EQ(refusal(), ErrorCode::not_supported);
 }
 
 }  // namespace
