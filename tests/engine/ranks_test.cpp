@@ -4,6 +4,7 @@
 
 #include <array>
 #include <latch>
+#include <memory>
 #include <string>
 
 #include "runtime/base/file.hpp"
@@ -16,6 +17,18 @@ namespace spillway::engine::ranks_test {
 namespace {
 
 class Ranks : public testing::TestWithParam<std::uint32_t> {};
+
+/// Returns a trainer of one rank in step 0, whose store is in a folder of its own in `run`.
+std::unique_ptr<Trainer> started(const RanksHarness& harness, const config::TrainOptions& options,
+                                 const std::filesystem::path& run, RankOfJob& rank) {
+  nvme_swap::StoreOptions store;
+  store.directories = {run / std::to_string(rank.groups().place().rank)};
+  std::filesystem::create_directories(store.directories[0]);
+  auto trainer = harness.make_rank(options, store, rank);
+  const model::ModelLayout whole = model::make_layout(harness.config());
+  trainer->initialize(model::RandomInitializer(harness.config(), whole, 1));
+  return trainer;
+}
 
 TEST_P(Ranks, HaveTheBitsOfOneInFixedOrder) {
   for (const auto& config : {tiny_gpt2(2), tiny_llama(1)}) {
@@ -87,12 +100,7 @@ TEST(RanksInTheSteadyState, AllocateNothingAndOpenNothing) {
       config::TrainOptions options = options_of_job(job);
       RankOfJob rank(job, self, options);
       options.state_home = config::StateHome::nvme;
-      nvme_swap::StoreOptions store;
-      store.directories = {run / std::to_string(self.rank().value())};
-      std::filesystem::create_directories(store.directories[0]);
-      const auto trainer = harness.make_rank(options, store, rank);
-      const model::ModelLayout whole = model::make_layout(harness.config());
-      trainer->initialize(model::RandomInitializer(harness.config(), whole, 1));
+      const auto trainer = started(harness, options, run, rank);
       const data::Sampler sampler = harness.sampler(options);
       const auto steps = [&](int count) {
         for (int i = 0; i < count && !rank.groups().any(Vote::no); ++i) {
@@ -127,12 +135,7 @@ TEST(RanksThatCommit, WaitUntilAllOfThemHave) {
       config::TrainOptions options = options_of_job(job);
       options.state_home = home;
       RankOfJob rank(job, self, options);
-      nvme_swap::StoreOptions store;
-      store.directories = {run / std::to_string(self.rank().value())};
-      std::filesystem::create_directories(store.directories[0]);
-      const auto trainer = harness.make_rank(options, store, rank);
-      const model::ModelLayout whole = model::make_layout(harness.config());
-      trainer->initialize(model::RandomInitializer(harness.config(), whole, 1));
+      const auto trainer = started(harness, options, run, rank);
       ready.arrive_and_wait();
       if (!rank.groups().leads()) return self.abandon("it does not commit");
       EXPECT_THROW(trainer->commit(), Error);
