@@ -175,6 +175,17 @@ TEST_P(Vectors, ReduceByHalves) {
   }
 }
 
+// Of the last lane alone, which is in the upper half each time, a NaN is left.
+TEST_P(Vectors, TakeTheUpperHalfForTheLargestWhereOneIsNaN) {
+  const std::size_t width = GetParam().width;
+  for (std::size_t lane = 0; lane < width; ++lane) {
+    Lanes x;
+    x.fill(1.0F);
+    x[lane] = NAN;
+    EXPECT_EQ(std::isnan(GetParam().largest(x.data())), lane == width - 1) << lane;
+  }
+}
+
 TEST_P(Vectors, TakeTheFirstLanesOfOneAndTheRestOfAnother) {
   Lanes x;
   Lanes rest;

@@ -76,6 +76,17 @@ def check_kinds() -> None:
     assert tensor.data == array.ctypes.data and tensor.shape[:2] == [2, 5]
 
 
+def check_null_pointers() -> None:
+    tensor = Tensor(size=ctypes.sizeof(Tensor))
+    assert library.spillway_tensor_from_dlpack(None, ctypes.byref(tensor)) == 1
+    assert "the DLTensor is a null pointer" in message(), message()
+    capsule = torch.zeros(3).__dlpack__()
+    status, tensor = from_capsule(capsule)
+    must(status)
+    assert library.spillway_tensor_to_dlpack(ctypes.byref(tensor), None, None) == 1
+    assert "the DLTensor is a null pointer" in message(), message()
+
+
 def as_torch(tensor: Tensor) -> torch.Tensor:
     """The values as a tensor of torch, which owns nothing: no deleter is called."""
     managed = ctypes.create_string_buffer(64)
@@ -117,5 +128,6 @@ def check_training() -> None:
 
 
 check_kinds()
+check_null_pointers()
 check_training()
 print("DLPack of PyTorch and NumPy, with and without a version")

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "comm/tcp/job_key.hpp"
+#include "comm/tcp/listening.hpp"
 #include "comm/tcp/proof.hpp"
 #include "comm/tcp/reception.hpp"
 #include "runtime/base/error.hpp"
@@ -99,6 +100,14 @@ TEST(TcpSecret, RanksOfSeveralMachinesNeedOneUnlessTheirNetworkIsTrusted) {
     one->trusts_network = true;
   }
   EXPECT_THAT(failures_of({first, launch}), Each(""));
+}
+
+TEST(TcpListening, RankZeroListensBeyondItsLoopbackForRanksOfOtherMachinesAlone) {
+  const OwnPort port;
+  LaunchEnvironment launch = tcp_launch(0, 2, port);
+  EXPECT_EQ(detail::this_end(detail::listen_as_first(launch)), "") << "that of loopback";
+  launch.local_ranks = 1;
+  EXPECT_NE(detail::this_end(detail::listen_as_first(launch)), "");
 }
 
 TEST(TcpSecret, RankZeroMakesOneInADirectoryOfTheJobAndTakesItAwayAgain) {

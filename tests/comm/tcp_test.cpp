@@ -212,6 +212,26 @@ TEST(TcpRendezvous, SaysThatAnotherProgramAnswers) {
   EXPECT_THAT(one.get()[0], HasSubstr("is a program other than rank 0 of this job"));
 }
 
+/// Hears what a caller says first, and closes the connection.
+void hang_up(const FileDescriptor& listener) {
+  const FileDescriptor socket = next_caller(listener);
+  detail::Hello hello;
+  EXPECT_TRUE(detail::receive_all(socket, detail::writable_bytes_of(hello), in_seconds(20)));
+}
+
+TEST(TcpRendezvous, WhoIsHungUpOnWaitsForLongerBeforeEachCall) {
+  const OwnPort port;
+  const FileDescriptor listener = listen(port);
+  auto one = std::async(std::launch::async, [&] { return failures_of({tcp_launch(1, 2, port)}); });
+  hang_up(listener);  // the next call comes at once
+  const auto start = std::chrono::steady_clock::now();
+  for (int call = 0; call < 3; ++call) hang_up(listener);
+  const FileDescriptor socket = next_caller(listener);
+  EXPECT_GE(std::chrono::steady_clock::now() - start, std::chrono::milliseconds(20 + 40 + 60));
+  ASSERT_TRUE(detail::send_all(socket, bytes_of(detail::Proof{}), in_seconds(20)));
+  EXPECT_THAT(one.get()[0], HasSubstr("is a program other than rank 0 of this job"));
+}
+
 TEST(TcpRendezvous, RefusesAHostThatIsNone) {
   const OwnPort port;
   LaunchEnvironment launch = tcp_launch(1, 2, port);

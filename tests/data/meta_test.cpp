@@ -28,7 +28,8 @@ TEST(Meta, ComesBackEqual) {
   const Meta hugging_face{TokenType::uint32, 151936,    "/models/\u00e9 qwen", {},
                           "0123abcd",        "89ef4567"};
   const Meta bare{TokenType::uint16, 1, std::nullopt, {}};
-  for (const Meta& meta : {chars, bytes, hugging_face, bare}) {
+  const Meta largest{TokenType::uint32, 2147483647, std::nullopt, {}};
+  for (const Meta& meta : {chars, bytes, hugging_face, bare, largest}) {
     EXPECT_EQ(parse_meta(to_meta_json(meta), "m"), meta);
     save_meta(meta, scratch / "meta.json");
     EXPECT_EQ(load_meta(scratch / "meta.json"), meta);

@@ -189,6 +189,10 @@ TEST(FixedNeeds, OfADeviceOfItsOwnAreComparedWithItsFreeMemory) {
                     HasSubstr("fit: free memory of at least 25.0 GiB")));
   EXPECT_THAT(refusal_of({1_MiB, 1_GiB}, asked, memory_of(1_GiB), 24_GiB),
               HasSubstr("host memory needs 1.00 GiB"));
+  asked.device_memory = 2_GiB;
+  EXPECT_THAT(refusal_of({3_GiB, 1_MiB}, asked, memory_of(1_GiB), 24_GiB),
+              HasSubstr("fit: --device-memory of at least 3.00 GiB"))
+      << "which the device has free, and the host has not";
 }
 
 TEST(Budgets, RanksOfAMachineHaveAPartOfItsMemoryEach) {

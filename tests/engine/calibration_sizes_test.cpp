@@ -84,6 +84,9 @@ TEST(CalibrationSizes, TilesOnDiskFitMemoryAndTheSmallestDrive) {
   // Two slots of each of four tiles, and a few pages beside them.
   EXPECT_THAT(disk_tiles(64_MiB, std::vector{small}), Each(64_KiB));
   EXPECT_THAT(disk_tiles(64_MiB, std::vector{large, small}), Each(64_KiB));
+  // Two pages of header, two of each of two records, and two slots of each of four pages.
+  const DriveSpace full{.directory = "/full", .free = 56_KiB};
+  EXPECT_THAT(disk_tiles(64_MiB, std::vector{full}), Each(4_KiB));
 }
 
 TEST(CalibrationSizes, NoRoomForPagesOnADriveIsRefusedWithTheDrive) {

@@ -250,6 +250,11 @@ TEST(Commits, LeftOutTakeNoDiskForStateInMemoryAndChangeNoBit) {
     const bool on_disk = home == config::StateHome::nvme;
     EXPECT_EQ(plan::total(items, Tier::nvme) > Bytes{}, on_disk);
     EXPECT_EQ(trainer->store().counters().written > Bytes{}, on_disk);
+    if (on_disk) continue;
+    // A tile of a store has a page at least.
+    const std::vector<Bytes>& tiles = trainer->store().layout().tiles;
+    EXPECT_GT(tiles.size(), 1U);
+    EXPECT_EQ(std::ranges::count(tiles, Bytes{kPageBytes}), std::ssize(tiles));
   }
 }
 

@@ -213,8 +213,12 @@ TEST(HostOps, RefusesTokensOutsideTheVocabularyByPosition) {
   const auto ops = host::make_ops({.compute_threads = 1});
   const Operand table(std::vector<float>(40), DType::fp32);
   const TestMemory out(12 * sizeof(float));
+  const TestMemory gradient(40 * sizeof(float));
   for (const std::int32_t bad : {10, -1}) {
     const std::vector<std::int32_t> ids = {1, bad, 2};
+    EXPECT_THROW(ops->embedding_backward(s, {ids.data(), ids.size()}, out.device(),
+                                         {gradient.device().as<float>(), true}, {}, {}),
+                 Error);
     try {
       ops->embedding_forward(s, {ids.data(), ids.size()}, table.device(), {}, out.device());
       FAIL() << "accepted token " << bad;

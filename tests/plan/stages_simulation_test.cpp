@@ -93,6 +93,8 @@ TEST(StagesTogether, HaveTheBubbleOfThePublishedFormulas) {
                                  : (p.stages - 1.0) / (static_cast<double>(p.chunks) * p.rounds);
     const auto stages = simulate_stages(lists_of(p, build_training_step), computing_machine());
     EXPECT_NEAR(bubble_of(stages), published, 1e-9) << name(p);
+    const Workload last = workload_of_stage(even_model(p.stages * p.chunks), p, p.stages - 1);
+    EXPECT_NEAR(last.stage.stretch, 1 + published, 1e-9) << name(p);
   }
 }
 

@@ -1,6 +1,9 @@
 """`spillway bench` from outside: small runs, their documents and their refusals.
 usage: bench_test.py PROGRAM"""
 
+import os
+import pathlib
+
 from program_test_case import LLAMA, ProgramTestCase, main
 
 
@@ -40,6 +43,13 @@ class Adam(ProgramTestCase):
         self.assertEqual(len(document["spread"]), 2)
         self.assertEqual(document["spread"][1]["format"], "int8")
         self.assertGreaterEqual(document["spread"][1]["ratio"], 1)
+
+    def test_uses_every_physical_core_unless_told_otherwise(self):
+        document = self.document("bench", "adam", "--size", "64Ki", "--repetitions", 1, "--format",
+                                 "fp32", "--prefetch", 0)
+        cores = {pathlib.Path(f"/sys/devices/system/cpu/cpu{each}/topology/thread_siblings_list")
+                 .read_text() for each in os.sched_getaffinity(0)}
+        self.assertEqual(document["results"][0]["threads"], len(cores))
 
     def test_names_what_it_does_not_know(self):
         for flag, value in (("--format", "fp8"), ("--isa", "sse9"), ("--gradient", "int4"),
@@ -180,6 +190,7 @@ class Step(ProgramTestCase):
 
     def test_refuses_what_it_cannot_train(self):
         self.assertIn("llama-3-8b", self.refused("bench", "step", "--model", "llama-9-8b"))
+        self.assertIn("--seed: -1 is", self.refused("bench", "step", "--seed", -1))
         for code, *wrong in ((2, "--compute", "fp8"), (2, "--ranks", 0),
                              (2, "--ranks", 2, "--stage", 4), (3, "--device-memory", "64KiB")):
             self.refused("bench", "step", *wrong, code=code)

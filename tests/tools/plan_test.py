@@ -1,6 +1,7 @@
 """`spillway plan`: what it says of a run, and of machines that are not here.
 usage: plan_test.py PROGRAM"""
 import json
+import re
 
 from program_test_case import MACHINES, ProgramTestCase, main
 
@@ -58,6 +59,20 @@ class OfAnotherMachine(ProgramTestCase):
         guessed = json.loads(done.stdout)["speed"]["tokens_per_second"]
         self.assertAlmostEqual(guessed / rate, 1, delta=1e-9)
         self.refused(*plan, "--device-memory", "2GB", code=3)
+
+    def test_checks_the_operations_of_every_list(self):
+        self.write("small.json", {"train_micro_batch_size_per_gpu": 1,
+                                  "spillway": {"context": 16, "state_home": "host"}})
+        said = self.succeed("plan", "small.json", "--model", "model.json", "--profile", "",
+                            "--machine", MACHINES / "h100.json", "--check", "--explain").stdout
+        step = re.findall(r"^ *\d+ (?:gpu|h2d|d2h|cpu) +(\w+) +block=", said, re.M)
+        updates = step.count("update")
+        # An evaluation is the step up to its loss without the updates, which are all of a flush. A
+        # snapshot takes each tile's checksum, writes the tile and commits; a recorded step too.
+        evaluation = step.index("loss") + 1 - updates
+        snapshot = 2 * updates + 1
+        operations = 2 * len(step) + evaluation + updates + 2 * snapshot
+        self.assertIn(f"check      {operations} operations in 5 lists with ", said)
 
     def test_of_8_ranks_has_an_eighth_of_the_state_and_of_the_memory_for_each(self):
         options = {"zero_optimization": {"stage": 3}}, {"state_home": "host"}

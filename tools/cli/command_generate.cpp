@@ -35,11 +35,12 @@ std::int32_t sample(std::span<const float> logits, double temperature, double un
   double sum = 0;
   for (const float logit : logits) sum += std::exp((logit - *best) / temperature);
   double left = uniform * sum;
-  for (std::size_t token = 0; token < logits.size(); ++token) {
-    left -= std::exp((logits[token] - *best) / temperature);
-    if (left < 0) return static_cast<std::int32_t>(token);
+  auto token = logits.begin();
+  for (const auto last = logits.end() - 1; token != last; ++token) {
+    left -= std::exp((*token - *best) / temperature);
+    if (left < 0) break;
   }
-  return static_cast<std::int32_t>(logits.size() - 1);
+  return static_cast<std::int32_t>(token - logits.begin());
 }
 
 /// The ids of a list with commas or spaces between them; "-": of stdin.
