@@ -79,7 +79,7 @@ enum class MissingGradient : std::uint8_t {
 /// Which masters follow values that the framework has written.
 enum class TakenValues : std::uint8_t {
   all,
-  /// Those that do not round to the value that is there: what is changed and changed back loses
+  /// Masters that do not round to the written value: a value changed and changed back loses
   /// nothing. The formats shorter than fp32 keep the upper half of a master in the value alone; the
   /// lower half stays there, whatever the value was. A step does this by itself for values that are
   /// kept on the host.
@@ -216,8 +216,9 @@ class EmbeddedTrainer {
   [[nodiscard]] bool reads_gradient(std::uint32_t parameter) const;
   /// Forgets the gradients of this step.
   void discard_gradients();
-  /// Forgets those of one parameter. Throws `Error{not_supported}` where its part of the norm may
-  /// have been computed: if a step has a given number of gradients and parameters are not streamed.
+  /// Forgets the gradients of one parameter. Throws `Error{not_supported}` where its part of the
+  /// norm may have been computed: if a step has a given number of gradients and parameters are not
+  /// streamed.
   void discard_gradient(std::uint32_t parameter);
   /// Completes the gradients of the step and returns their global norm, the divisor applied. `step`
   /// or `discard_gradients` is next.

@@ -11,11 +11,11 @@
 #include "runtime/base/cuda_library_directories.hpp"
 #include "runtime/config/schedule.hpp"
 #include "runtime/engine/device/compute_device.hpp"
+#include "runtime/engine/planned_run/own_machine.hpp"
 #include "runtime/engine/prepare/automatic.hpp"
 #include "runtime/engine/prepare/budgets.hpp"
 #include "runtime/engine/prepare/planner.hpp"
 #include "runtime/engine/prepare/resolve.hpp"
-#include "runtime/engine/prepare/workload.hpp"
 #include "runtime/engine/ranks/rank_agreement.hpp"
 #include "runtime/engine/run/job_start.hpp"
 #include "runtime/engine/run/start_values.hpp"
@@ -25,38 +25,6 @@ namespace spillway::engine {
 namespace {
 
 constexpr std::uint64_t kLongRead = (2_GiB).value();
-
-/// The machine of a run, measured with its own operators, kernel and disks.
-class OwnMachine final : public PlanningMachine {
- public:
-  OwnMachine(const TrainRequest& request, TrainObserver& observer, PlannedRun& run)
-      : request_(request), ranks_(run.ranks), observer_(observer), run_(run) {}
-
-  [[nodiscard]] plan::Budgets budgets(const config::TrainOptions& options,
-                                      const plan::Workload& workload) override;
-  [[nodiscard]] plan::Workload workload(const model::ModelConfig& config,
-                                        const config::TrainOptions& options,
-                                        const plan::Replicas& replicas,
-                                        Bytes score_gradients) override;
-  [[nodiscard]] plan::MachineProfile profile(const config::TrainOptions& options,
-                                             const plan::Workload& whole,
-                                             const plan::Budgets& budgets,
-                                             const plan::Placement& fitting) override;
-  /// Tunes the run by what the last profile was measured with.
-  void tune_run();
-
- private:
-  [[nodiscard]] CalibrationRequest request_for(const config::TrainOptions& options,
-                                               const plan::Workload& workload,
-                                               const plan::Budgets& budgets) const;
-  void tune_in_turn(const CalibrationRequest& request, const plan::Placement& fitting);
-
-  const TrainRequest& request_;
-  RankGroups& ranks_;
-  TrainObserver& observer_;
-  PlannedRun& run_;
-  Tuning tuning_;
-};
 
 /// Fills a PlannedRun, in the order of its functions.
 class RunPreparation {
@@ -92,7 +60,7 @@ void RunPreparation::open() {
   const std::optional<StepIndex> start = agree_on_start(ranks_, run_.claim);
   run_.run_config.model = model_of(request_, RunDirectory(run_.claim.job()));
   run_.plan.options = request_.options;
-  run_.plan.options.tensor.index = ranks_.place().part();
+  run_.plan.options.tensor.index = ranks_.place().tensor_index();
   take_share();
   resolve(run_.plan.options, run_.config());
   resolve_automatic();
@@ -100,7 +68,7 @@ void RunPreparation::open() {
   run_.data.emplace(TrainingData::open(request_.data, run_.config(), run_.plan.options.context));
   run_.sampler.emplace(run_.data->train.size(), run_.plan.options.context, run_.plan.options.order,
                        run_.plan.options.seed);
-  run_.steps = steps_of(run_.plan.options, *run_.sampler, run_.part.count);
+  run_.steps = steps_of(run_.plan.options, *run_.sampler, run_.replicas.count);
   config::check_momentum(run_.plan.options.schedule, run_.steps);
   run_.store_options.engine = run_.plan.options.io_engine;
   run_.store_options.disk_gigabytes_per_second = run_.plan.options.disk_gbps;
@@ -109,7 +77,7 @@ void RunPreparation::open() {
   now.data = std::filesystem::absolute(request_.data).string();
   now.identity = recognise_data();
   check_same_run(ranks_, now, sources_of(request_, now, *run_.data, start));
-  ranks_.join(run_.part.secondary, join_gpus());
+  ranks_.join(run_.replicas.secondary, join_gpus());
   const config::ScheduleOptions given = run_.plan.options.schedule;
   if (start) {
     run_.resume_at = start;
@@ -239,7 +207,7 @@ void RunPreparation::resume_model(const DeviceRecord& recorded) {
     return fmt::format("{} {} {}", device.name, device.libraries, device.attention);
   };
   const DeviceRecord& device = run_.run_config.device;
-  // Older runs have not recorded what attends.
+  // Older runs did not record the attention implementation.
   const bool attends_alike = recorded.attention.empty() || recorded.attention == device.attention;
   if (device.name != recorded.name || device.libraries != recorded.libraries || !attends_alike) {
     observer_.noted(
@@ -249,79 +217,8 @@ void RunPreparation::resume_model(const DeviceRecord& recorded) {
   }
 }
 
-/// Every rank plans with the least that one of them has. The swap files of a resumed run are there
-/// already.
-plan::Budgets OwnMachine::budgets(const config::TrainOptions& options,
-                                  const plan::Workload& workload) {
-  plan::Budgets budgets =
-      least(ranks_, make_budgets(options, request_.run, workload, run_.share.sharers));
-  if (run_.claim.resumes()) budgets.nvme = Bytes{~std::uint64_t{0} >> 1};
-  return budgets;
-}
-
-plan::Workload OwnMachine::workload(const model::ModelConfig& config,
-                                    const config::TrainOptions& options,
-                                    const plan::Replicas& replicas, Bytes score_gradients) {
-  if (score_gradients != model::cuda::kScoreGradients) {
-    run_.model =
-        make_model_runtime(config, options, products_of(run_.run_config.device), score_gradients);
-  }
-  return make_workload(config, *run_.model.transformer, options, replicas);
-}
-
-CalibrationRequest OwnMachine::request_for(const config::TrainOptions& options,
-                                           const plan::Workload& workload,
-                                           const plan::Budgets& budgets) const {
-  return {.config = run_.config(),
-          .options = options,
-          .model = run_.model,
-          .workload = workload,
-          .budgets = budgets,
-          .state_directories = run_.store_options.directories};
-}
-
-/// Ranks that share a disk measure it one after the other; what one of them has found out, the next
-/// one reads in the machine profile.
-void OwnMachine::tune_in_turn(const CalibrationRequest& request, const plan::Placement& fitting) {
-  for (std::uint32_t turn = 0; turn < run_.share.turns; ++turn) {
-    if (turn == run_.share.turn) {
-      if (turn > 0) run_.known.refresh();
-      tuning_ = tune(request, fitting, run_.known,
-                     [this](const std::string& text) { observer_.noted(text); });
-    }
-    ranks_.barrier();
-  }
-}
-
-/// A rank's own rates are measured without the others. The first of the ranks that share a disk
-/// measures it alone, and each takes its part of that rate; a disk slowed by `disk_gbps` has that
-/// rate for each rank.
-plan::MachineProfile OwnMachine::profile(const config::TrainOptions& options,
-                                         const plan::Workload& whole, const plan::Budgets& budgets,
-                                         const plan::Placement& fitting) {
-  plan::Workload alone = whole;
-  alone.replicas = {};
-  CalibrationRequest request = request_for(options, alone, budgets);
-  tune_in_turn(request, fitting);
-  if (run_.share.turn > 0) request.state_directories.reset();
-  const auto note = [this](const std::string& text) {
-    // Ranks that share cores measure at once: they are no strangers to each other.
-    if (ranks_.alone() || run_.binding->holds()) observer_.noted(text);
-  };
-  return per_rank(calibrate(request, tuning_, note),
-                  options.disk_gbps ? 1 : run_.share.sharers.disks);
-}
-
-void OwnMachine::tune_run() {
-  const Planned& plan = run_.plan;
-  run_.update_prefetch = tuning_.update_prefetch;
-  tune_store(tuning_.drives, run_.store_options);
-  run_.store_options.weights = disk_weights(request_for(plan.options, plan.workload, plan.budgets),
-                                            tuning_.drives, plan.placement);
-}
-
 void RunPreparation::plan() {
-  run_.plan = plan_rank(run_.config(), std::move(run_.plan.options), run_.part,
+  run_.plan = plan_rank(run_.config(), std::move(run_.plan.options), run_.replicas,
                         run_.claim.resumes() ? StageCut::kept : StageCut::chosen, machine_, ranks_,
                         [this](const std::string& text) { observer_.noted(text); });
   Planned& plan = run_.plan;
@@ -337,20 +234,20 @@ void RunPreparation::plan() {
 
 plan::Replicas own_replica(const TrainRequest& request, const plan::GridPlace& place) {
   if (request.ranks == nullptr) return {};
-  plan::Replicas part = replicas_of(request.options, place.grid.replicas);
-  part.index = place.replica();
-  return part;
+  plan::Replicas replicas = replicas_of(request.options, place.grid.replicas);
+  replicas.index = place.replica();
+  return replicas;
 }
 
 /// The folders of the other ranks lie in that of rank 0, which claims its own first.
 RunClaim::Request claim_after_first(const TrainRequest& request, RankGroups& ranks,
-                                    const plan::Replicas& part) {
+                                    const plan::Replicas& replicas) {
   return {.run = request.run,
           .resume = request.resume,
           .nvme = request.options.nvme,
           .part = {.ranks = ranks.place().grid.ranks(),
                    .rank = ranks.place().rank,
-                   .sharding = part.sharding},
+                   .sharding = replicas.sharding},
           .made = ranks.leads() ? 0 : ranks.first(std::uint64_t{0})};
 }
 
@@ -358,8 +255,8 @@ RunClaim::Request claim_after_first(const TrainRequest& request, RankGroups& ran
 
 PlannedRun::PlannedRun(const TrainRequest& request, RankGroups& ranks_of_job)
     : ranks(ranks_of_job),
-      part(own_replica(request, ranks.place())),
-      claim(claim_after_first(request, ranks, part)),
+      replicas(own_replica(request, ranks.place())),
+      claim(claim_after_first(request, ranks, replicas)),
       known(request.profile) {
   if (ranks.leads()) static_cast<void>(ranks.first(claim.made()));
 }

@@ -29,7 +29,7 @@ struct PlannedRun {
   [[nodiscard]] const model::ModelConfig& config() const { return run_config.model; }
 
   RankGroups& ranks;
-  plan::Replicas part;                   ///< of the stage, this rank's
+  plan::Replicas replicas;               ///< of the stage; which of them this rank is
   MachineShare share;                    ///< of this rank; of the only one, none
   std::optional<ThreadBinding> binding;  ///< of the control thread and what it starts
   std::vector<ShownShare> shares;        ///< of all ranks

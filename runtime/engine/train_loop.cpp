@@ -122,7 +122,7 @@ void TrainLoop::create_trainer() {
     }
   }
   if (!ranks_.leads()) return;
-  monitors_.emplace(run_->plan.options, run_->part.count, request_.run, trainer_->state().step,
+  monitors_.emplace(run_->plan.options, run_->replicas.count, request_.run, trainer_->state().step,
                     [this](const std::string& text) { observer_.noted(text); });
 }
 

@@ -20,19 +20,19 @@ enum class PoolKind : std::uint8_t {
   // Device.
   resident_parameters,  ///< by tile
   stashed_parameters,   ///< by version and tile: of `resident_parameters` before updates
-  whole_parameters,     ///< by block, where tiles are those of a shard and parameters are not
+  whole_parameters,     ///< by block, where tiles belong to a shard and parameters do not
   parameter_slots,      ///< each holds a streamed block
   parameter_shards,     ///< each holds this rank's part of a block on its way to the others
-  frozen_slots,         ///< each holds what is frozen of a streamed block
-  resident_frozen,      ///< one: what is frozen and stays there
+  frozen_slots,         ///< each holds the frozen tensors of a streamed block
+  resident_frozen,      ///< one: frozen tensors that stay on the device
   device_state,         ///< by tile
   accumulators,         ///< fp32 sums over micro-batches. Slot 0 holds any block; the others are
                         ///< smaller (`narrow_slots`); one more belongs to the vectors of tiles
   rounded_gradients,    ///< as `accumulators`, in the compute dtype
   gradient_shards,      ///< each holds this rank's part of a block's gradient, or of all ranks'
-  tied_parameters,      ///< one: what a tied head has of an embedding on another stage
-  tied_accumulators,    ///< by block of the embedding, and by round in flight where another stage
-                        ///< has it: what a tied head adds to its sum
+  tied_parameters,      ///< one: a tied head's copy of an embedding on another stage
+  tied_accumulators,    ///< by block of the embedding, and by round in flight if the embedding is
+                        ///< on another stage: the head's addend to its gradient
   device_gradients,     ///< by tile, where the device updates
   device_leaves,        ///< by tile: the sums of squares of its leaves
   device_sums,          ///< by tile, where rounds are summed for an update elsewhere
@@ -142,10 +142,9 @@ inline constexpr std::uint32_t kStale = 3;  ///< and more: of older parameters
 
 /// What a buffer holds. `of` is a block, tile or layer, as the kind says; of several buffers in a
 /// row that hold values of tiles, the first tile. For a value made in parts, `part` is the last one
-/// present. Parameters and gradients are those of the whole block, or, with `kShard` as their part,
-/// what this rank has of them; with `kSecondary`, its part of a node's copy. With `kStale`,
-/// parameters are those before the pending update, and with each number above it those of one
-/// update earlier.
+/// present. Parameters and gradients belong to the whole block; with `kShard` as their part, to
+/// this rank's shard; with `kSecondary`, to its part of a node's copy. `kStale` marks parameters
+/// from before the pending update, and each number above it one update earlier.
 struct Value {
   ValueKind kind = ValueKind::scratch;
   std::uint32_t of = 0;

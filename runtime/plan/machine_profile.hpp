@@ -2,6 +2,8 @@
 // Plain data, filled by a measurement or from a file.
 #pragma once
 
+#include <cstdint>
+
 #include "runtime/base/units.hpp"
 
 namespace spillway::plan {
@@ -23,7 +25,7 @@ struct MachineProfile {
   double gpu_update = 0;
   double net = 0;         ///< what a rank sends to others, while they send as much
   double net_node = 0;    ///< the same among the ranks of a node; 0: as `net`
-  double net_tensor = 0;  ///< the same among those of a tensor group; 0: as `net`
+  double net_tensor = 0;  ///< the same among the ranks of a tensor group; 0: as `net`
   double nvme_read = 0;
   double nvme_write = 0;
   double nvme_combined = 0;        ///< reads and writes at once, summed
@@ -44,5 +46,7 @@ struct Budgets {
   Bytes host;
   Bytes nvme;
 };
+/// The budget of a tier that nothing limits. Two of them can be added.
+inline constexpr Bytes kUncounted{~std::uint64_t{0} >> 1};
 
 }  // namespace spillway::plan

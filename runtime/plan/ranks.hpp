@@ -33,10 +33,10 @@ struct Grid {
   [[nodiscard]] std::uint32_t replica_of(std::uint32_t rank) const {
     return rank / tensor % replicas;
   }
-  [[nodiscard]] std::uint32_t part_of(std::uint32_t rank) const { return rank % tensor; }
+  [[nodiscard]] std::uint32_t tensor_index_of(std::uint32_t rank) const { return rank % tensor; }
   [[nodiscard]] std::uint32_t rank_of(std::uint32_t stage, std::uint32_t replica,
-                                      std::uint32_t part = 0) const {
-    return (stage * replicas + replica) * tensor + part;
+                                      std::uint32_t tensor_index = 0) const {
+    return (stage * replicas + replica) * tensor + tensor_index;
   }
   bool operator==(const Grid&) const = default;
 };
@@ -48,7 +48,7 @@ struct GridPlace {
 
   [[nodiscard]] std::uint32_t stage() const { return grid.stage_of(rank); }
   [[nodiscard]] std::uint32_t replica() const { return grid.replica_of(rank); }
-  [[nodiscard]] std::uint32_t part() const { return grid.part_of(rank); }
+  [[nodiscard]] std::uint32_t tensor_index() const { return grid.tensor_index_of(rank); }
   bool operator==(const GridPlace&) const = default;
 };
 
@@ -65,9 +65,9 @@ struct Replicas {
   std::uint32_t index = 0;
   Sharding sharding = Sharding::none;
   SumOrder sums = SumOrder::fast;
-  /// Number of ranks that share out a second copy of parameters, the ranks of a node, where
-  /// `sharding` is of parameters: what a visit has gathered is kept there for the next visits of
-  /// the step (Wang et al. 2023, ZeRO++, section 3.2). Divides `count`; 1: there is no such copy.
+  /// With Sharding::parameters, number of ranks of a node that share out a second copy of the
+  /// parameters: it keeps the blocks that a visit gathered for the next visits of the step (Wang et
+  /// al. 2023, ZeRO++, section 3.2). Divides `count`; 1: there is no second copy.
   std::uint32_t secondary = 1;
 };
 
@@ -76,8 +76,8 @@ struct Replicas {
 struct TensorGroup {
   std::uint32_t count = 1;
   std::uint32_t index = 0;
-  /// Whether each rank has only its own tokens of what lies between blocks, and gathers those of
-  /// all for the matrices (Korthikanti et al. 2022, section 4.2.2).
+  /// Whether each rank keeps only its own tokens between blocks, and gathers the tokens of all
+  /// ranks for the matrices (Korthikanti et al. 2022, section 4.2.2).
   bool sequence = false;
 };
 

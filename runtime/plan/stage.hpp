@@ -88,4 +88,11 @@ struct Stage {
   }
 };
 
+/// Whether a stage with that `stretch` (Stage) speaks for its job rather than one with the `other`:
+/// it waits less for the other stages, so its estimate of a step is better. Of equals, the first in
+/// the pipeline speaks.
+[[nodiscard]] constexpr bool speaks_for_job(double stretch, double other) {
+  return stretch < other;
+}
+
 }  // namespace spillway::plan

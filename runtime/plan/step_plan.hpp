@@ -51,8 +51,8 @@ enum class Lane : std::uint8_t { gpu, h2d, d2h, cpu, net, nvme_read, nvme_write,
 inline constexpr std::size_t kLaneCount = 8;
 inline constexpr std::size_t kMachineLanes = 7;  ///< that this program uses itself
 
-/// What a copy carries from one tier to another. Gradients, of one round or of all, are `gradient`;
-/// activations between layers and their gradients are `activation`.
+/// What a copy carries from one tier to another. Gradients of parameters, of one round or of all,
+/// are `gradient`; activations between layers and their gradients are `boundary`.
 struct Copy {
   ValueKind what{};
   Tier from{};
@@ -82,7 +82,7 @@ struct Op {
   Lane lane{};
   Copy copied{};  ///< of a copy; what a message carries, or a tensor group adds up or gathers
   RankGroup group = RankGroup::replicas;  ///< of a collective or a message
-  std::uint32_t peer = 0;                 ///< the stage with which a send or a receive is
+  std::uint32_t peer = 0;                 ///< peer stage of a send or receive
   std::uint32_t block = 0;
   std::uint32_t tile = 0;  ///< of this rank's (`make_tiles`), for tile ops
   std::uint32_t round = 0;
@@ -106,14 +106,18 @@ struct Tile {
   ElementCount count;  ///< a multiple of kLeafParameters
 };
 
-/// A set of the circumstances in which a plan may run: an update is pending and staging is empty,
-/// one is pending and staging is as the step before left it, none is pending.
+/// A set of the circumstances in which a plan may run, a bit for each: an update is pending and
+/// staging is empty (the lowest), one is pending and staging is as the step before left it, none is
+/// pending.
 using Circumstances = std::uint8_t;
 inline constexpr std::size_t kCircumstances = 3;
+inline constexpr Circumstances kAllCircumstances = 0b111;
+inline constexpr Circumstances kUpdatePending = 0b011;
+inline constexpr Circumstances kStagingNotKept = 0b101;  ///< all but staging as it was left
 /// Returns the circumstances in which the op is not skipped.
 [[nodiscard]] constexpr Circumstances performed_in(const Op& op) {
-  const Circumstances held = op.held ? 0b101 : 0b111;
-  return op.if_pending ? held & 0b011 : held;
+  const Circumstances held = op.held ? kStagingNotKept : kAllCircumstances;
+  return op.if_pending ? held & kUpdatePending : held;
 }
 /// Whether ops of the lane run one after the other in list order; disk operations and the passes of
 /// another framework do not.
@@ -121,8 +125,8 @@ inline constexpr std::size_t kCircumstances = 3;
 inline constexpr std::size_t kSerialLanes = 5;
 
 struct StepPlan {
-  /// Number of rounds of which this list may find something: those in flight, and one more, of
-  /// which only a forward's input is there. 0 unless the pipeline stays full.
+  /// Number of rounds with data in memory when the list starts: those in flight, plus one with only
+  /// its forward input. 0 unless the pipeline stays full.
   std::uint32_t rounds_found = 0;
   std::vector<Op> ops;
   std::vector<Access> accesses;

@@ -50,8 +50,8 @@ struct BlockShape {
 /// all others read, lives on the device, and its gradient is complete when the last layer's
 /// backward ends.
 ///
-/// In a tensor group, blocks are those of its largest part, and attention and MLP of a layer are a
-/// block each. What a pass makes is added up over the group before the next block reads it.
+/// In a tensor group, blocks have the sizes of the largest part, and attention and MLP of a layer
+/// are a block each. What a pass makes is added up over the group before the next block reads it.
 struct Workload {
   std::vector<BlockShape> blocks;
   bool tiled = false;
@@ -68,12 +68,12 @@ struct Workload {
   /// to the host.
   bool external = false;
   bool streams_external = false;  ///< the framework reads parameters on the device, not on the host
-  Bytes resident_frozen_bytes;    ///< what nothing updates and no block has: it stays on the device
+  Bytes resident_frozen_bytes;    ///< frozen tensors of no block, which stay on the device
   Replicas replicas;
   TensorGroup tensor;
   // These are a tensor group's, per micro-batch:
   Bytes scan_bytes;    ///< what a rank knows of the tokens in the head
-  Bytes summed_bytes;  ///< what it adds to an output: `boundary_bytes`, or those of all its ranks
+  Bytes summed_bytes;  ///< its addend to an output: `boundary_bytes`, or that of all ranks
   Stage stage;
   std::uint64_t tokens = 0;         ///< targets of one micro-batch
   std::uint32_t micro_batches = 1;  ///< of this rank in a round

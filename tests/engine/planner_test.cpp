@@ -132,13 +132,13 @@ class PlanOnPaper : public testing::TestWithParam<GridCase> {
   [[nodiscard]] Planned plan_for(const TrainRequest& request, const plan::GridPlace& place,
                                  const Trained& trained) const {
     config::TrainOptions options = request.options;
-    options.tensor.index = place.part();
+    options.tensor.index = place.tensor_index();
     resolve(options, config_);
-    plan::Replicas part = replicas_of(options, place.grid.replicas);
-    part.index = place.replica();
+    plan::Replicas replicas = replicas_of(options, place.grid.replicas);
+    replicas.index = place.replica();
     FoundMachine machine(trained.plan);
     RankGroups on_paper(place);
-    return plan_rank(config_, options, part, StageCut::chosen, machine, on_paper,
+    return plan_rank(config_, options, replicas, StageCut::chosen, machine, on_paper,
                      [](const std::string&) {});
   }
 

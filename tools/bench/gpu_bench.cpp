@@ -55,9 +55,8 @@ class Device {
       options_.compute_threads = static_cast<std::uint32_t>(read_topology().cores.size());
     }
     ops_ = engine::make_ops(options_);
-    const Bytes unlimited{std::numeric_limits<std::int64_t>::max()};
-    backend_ = engine::make_backend(options_, {.device = unlimited, .host = unlimited, .nvme = {}},
-                                    nullptr);
+    backend_ = engine::make_backend(
+        options_, {.device = plan::kUncounted, .host = plan::kUncounted, .nvme = {}}, nullptr);
     stream_ = backend_->make_stream("compute");
     ops_->bind_stream(stream_->native());
   }

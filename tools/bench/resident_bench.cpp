@@ -24,8 +24,6 @@ namespace {
 
 using plan::OpKind;
 
-constexpr Bytes kUnlimited{std::numeric_limits<std::int64_t>::max()};
-
 bool computes(const plan::Op& op) {
   return plan::is_model_op(op) || (op.kind == OpKind::accumulate && op.lane == plan::Lane::gpu);
 }
@@ -86,8 +84,8 @@ class ResidentModel {
     setup.options.threads = 1;
     setup.workload = engine::make_workload(request.config, *model_.transformer, setup.options);
     setup.budgets = {.device = engine::make_budgets(setup.options, scratch, setup.workload).device,
-                     .host = kUnlimited,
-                     .nvme = kUnlimited};
+                     .host = plan::kUncounted,
+                     .nvme = plan::kUncounted};
     setup.placement = engine::place(request.config, setup.options, setup.workload, setup.budgets);
     return setup;
   }
@@ -137,7 +135,8 @@ double product_flops(const StepBenchRequest& request) {
   engine::resolve(options, request.config);
   const engine::ModelRuntime model = engine::make_model_runtime(request.config, options);
   const auto backend = engine::make_backend(
-      options, {.device = kUnlimited, .host = kUnlimited, .nvme = kUnlimited}, nullptr);
+      options, {.device = plan::kUncounted, .host = plan::kUncounted, .nvme = plan::kUncounted},
+      nullptr);
   const auto stream = backend->make_stream("product");
   model.ops->bind_stream(stream->native());
   const model::GemmPlan plan = model.ops->plan_gemm(

@@ -144,7 +144,8 @@ engine::Planned plan_busiest_stage(const PlanRequest& request, config::TrainOpti
     options = of_stage.options;  // the other stages have this cut
     note(fmt::format("stage {}; predicted {:.4g} s a step", stage_text(of_stage.workload.stage),
                      of_stage.prediction.step_seconds));
-    const bool busier = of_stage.workload.stage.stretch < busiest.workload.stage.stretch;
+    const bool busier =
+        plan::speaks_for_job(of_stage.workload.stage.stretch, busiest.workload.stage.stretch);
     if (stage == 0 || busier) busiest = std::move(of_stage);
   }
   return busiest;

@@ -17,9 +17,6 @@ namespace {
 
 constexpr std::array<Tier, 3> kTiers{Tier::device, Tier::host, Tier::nvme};
 
-/// Budgets from here on say that nothing is counted: the files are there already.
-constexpr Bytes kUnlimited{std::uint64_t{1} << 60};
-
 std::string_view saved_in(const plan::BlockCut& cut) {
   return cut.saved ? plan::name_of(*cut.saved) : "recomputed";
 }
@@ -235,7 +232,7 @@ std::string to_text(const PlanView& view) {
     const Bytes limit = budget(view.plan.budgets, tier);
     fmt::format_to(out, "{:<10} {}{}\n", plan::name_of(tier),
                    format_bytes(plan::total(view.memory, tier)),
-                   limit < kUnlimited ? fmt::format(" of {}", format_bytes(limit)) : "");
+                   limit < plan::kUncounted ? fmt::format(" of {}", format_bytes(limit)) : "");
     for (const plan::MemoryItem& item : view.memory) {
       if (item.tier == tier) {
         fmt::format_to(out, "    {:<26} {:>12}\n", item.what, format_bytes(item.bytes));

@@ -51,13 +51,13 @@ void check_memory(const EmbeddedOptions& options, const EngineSetup& setup) {
 }
 
 EngineSetup make_setup(const EmbeddedOptions& options, const EmbeddedLayout& layout,
-                       ExternalFramework& passes) {
+                       ExternalFramework& framework) {
   EngineSetup setup;
   setup.options = train_options(options);
   setup.workload = layout.workload;
   setup.placement = embedded_placement(options, layout);
   setup.groups = layout.groups;
-  setup.passes = &passes;
+  setup.framework = &framework;
   const auto items = plan::memory_items(setup.workload, setup.placement);
   setup.budgets.host = plan::total(items, plan::Tier::host) + landing_bytes(options, layout);
   setup.budgets.device = plan::total(items, plan::Tier::device);
@@ -83,8 +83,8 @@ nvme_swap::StoreOptions checkpoint_store(const std::filesystem::path& directory)
 }  // namespace
 
 EmbeddedCycle::EmbeddedCycle(const EmbeddedOptions& options, const EmbeddedLayout& layout,
-                             ExternalFramework& passes)
-    : StepCycle(make_setup(options, layout, passes), ModelRuntime{}),
+                             ExternalFramework& framework)
+    : StepCycle(make_setup(options, layout, framework), ModelRuntime{}),
       layout_(layout),
       values_(engine()),
       parameters_(engine(), values_, layout),

@@ -19,9 +19,9 @@ namespace spillway::engine {
 
 class EmbeddedCycle final : public StepCycle {
  public:
-  /// Allocates everything. `options`: resolved. `layout` and `passes` outlive this object.
+  /// Allocates everything. `options`: resolved. `layout` and `framework` outlive this object.
   EmbeddedCycle(const EmbeddedOptions& options, const EmbeddedLayout& layout,
-                ExternalFramework& passes);
+                ExternalFramework& framework);
 
   [[nodiscard]] EmbeddedValues& values() { return values_; }
   [[nodiscard]] ParameterState& parameters() { return parameters_; }

@@ -20,8 +20,8 @@ namespace {
 using offload::DeviceMemory;
 using offload::PinnedMemory;
 
-/// What an op finds is memory that somebody has touched, and tokens that exist. fp32 values are two
-/// numbers of a 16-bit compute type, of which the upper one is all that counts.
+/// Touches all memory and fills in valid tokens before measuring. fp32 values are two numbers of a
+/// 16-bit compute type, of which the upper one is all that counts.
 void fill(StepEngine& engine, const NormalNumbers& numbers) {
   for (std::size_t p = 0; p < plan::kPoolCount; ++p) {
     const auto pool = static_cast<plan::PoolKind>(p);

@@ -36,12 +36,12 @@ class MachineTuning {
   /// Reads the file again, to which another process may have added.
   void refresh();
 
-  /// Returns what is known of the kernel with as many threads, else what `measure` returns, which
-  /// is known from then on if it is to be kept.
+  /// Returns the known distance for the kernel with that many threads, else the result of
+  /// `measure`, which is known from then on if it is to be kept.
   std::size_t prefetch(const cpu_adam::Kernel& kernel, std::size_t threads,
                        const std::function<std::size_t()>& measure, Keep keep = Keep::yes);
-  /// Returns what is known of the filesystem of `directory` under the engine, else what `measure`
-  /// returns, likewise.
+  /// Returns the known tuning of the filesystem of `directory` under the engine, else the result of
+  /// `measure`, likewise.
   nvme_swap::DriveTuning drive(const std::filesystem::path& directory, nvme_swap::EngineKind engine,
                                const std::function<nvme_swap::DriveTuning()>& measure,
                                Keep keep = Keep::yes);

@@ -9,7 +9,7 @@
 
 namespace spillway::engine {
 
-/// The load of others, from its construction on. Cores are those that the calling thread may use.
+/// The load of other processes since construction, on the cores that the calling thread may use.
 class OtherLoad {
  public:
   /// Begins to watch. `stat`: a file in the form of /proc/stat.

@@ -32,8 +32,8 @@ class ProductOperands {
   ProductOperands(offload::DeviceBackend& backend, offload::Stream& stream,
                   std::span<const model::GemmShape> shapes, DType compute);
 
-  /// Returns those of one of the shapes, each operand at a multiple of 256 bytes. A gradient is
-  /// added to, as by all micro-batches but the first; what it holds is left from before.
+  /// Returns the operands of one of the shapes, each at a multiple of 256 bytes. A gradient is
+  /// added to what is left there from before, as by all micro-batches but the first.
   [[nodiscard]] model::GemmArguments arguments(const model::GemmShape& shape) const;
 
  private:

@@ -151,7 +151,7 @@ plan::Budgets share_memory(const config::TrainOptions& options, const plan::Work
   const bool asks_for_disk = request.state == Tier::nvme || request.activations == Tier::nvme;
   for (const bool disk : {asks_for_disk, true}) {
     for (plan::Budgets way : ways) {
-      way.nvme = Bytes{~std::uint64_t{0} >> 1};  // what the disks have room for is not asked here
+      way.nvme = plan::kUncounted;  // what the disks have room for is not asked here
       const auto choice = plan::choose_placement(workload, way, request);
       const auto* placement = std::get_if<plan::Placement>(&choice);
       if (placement == nullptr || (!disk && placement->uses_disk())) continue;

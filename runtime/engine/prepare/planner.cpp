@@ -38,15 +38,15 @@ void note_cut(const plan::BalancedLayers& cut, const Note& note) {
 
 }  // namespace
 
-plan::Workload PlanningMachine::workload(const model::ModelConfig& config,
-                                         const config::TrainOptions& options,
-                                         const plan::Replicas& replicas, Bytes score_gradients) {
+plan::Workload PlanningMachine::fit_model(const model::ModelConfig& config,
+                                          const config::TrainOptions& options,
+                                          const plan::Replicas& replicas, Bytes score_gradients) {
   const ModelRuntime sizes = make_model_sizes(config, options, score_gradients);
   return make_workload(config, *sizes.transformer, options, replicas);
 }
 
 Planned plan_rank(const model::ModelConfig& config, config::TrainOptions resolved,
-                  const plan::Replicas& part, StageCut cut, PlanningMachine& machine,
+                  const plan::Replicas& replicas, StageCut cut, PlanningMachine& machine,
                   RankGroups& ranks, const Note& note) {
   Planned planned;
   planned.options = std::move(resolved);
@@ -54,7 +54,7 @@ Planned plan_rank(const model::ModelConfig& config, config::TrainOptions resolve
   const std::uint32_t stage = ranks.place().stage();
   const bool balances = balances_stages(options) && cut == StageCut::chosen;
   const plan::Workload whole =
-      machine.workload(config, options, part, model::cuda::kScoreGradients);
+      machine.fit_model(config, options, replicas, model::cuda::kScoreGradients);
   planned.workload = of_stage(whole, options, stage);
   planned.budgets = machine.budgets(options, planned.workload);
   const auto take_cut = [&](const plan::BalancedLayers& layers, config::TrainOptions& named) {
@@ -62,8 +62,8 @@ Planned plan_rank(const model::ModelConfig& config, config::TrainOptions resolve
     planned.workload = of_stage(whole, named, stage);
   };
   if (balances) {
-    config::TrainOptions fitting = options;
-    take_cut(cut_stages(whole, options, planned.budgets, nullptr, ranks), fitting);
+    config::TrainOptions provisional = options;
+    take_cut(cut_stages(whole, options, planned.budgets, nullptr, ranks), provisional);
   }
   plan::Placement fitting = place(config, options, planned.workload, planned.budgets);
   planned.profile = slowest(ranks, machine.profile(options, whole, planned.budgets, fitting));
@@ -87,7 +87,8 @@ Planned plan_rank(const model::ModelConfig& config, config::TrainOptions resolve
   const Bytes scores = spare_score_gradients(config, options, planned.workload, planned.placement,
                                              planned.budgets.device);
   if (scores != model::cuda::kScoreGradients) {
-    planned.workload = of_stage(machine.workload(config, options, part, scores), options, stage);
+    planned.workload =
+        of_stage(machine.fit_model(config, options, replicas, scores), options, stage);
   }
   return planned;
 }

@@ -1,6 +1,11 @@
 // Planner: from the options of a run to the plan of one of its ranks. `spillway train` and
-// `spillway plan` both call plan_rank, so that the plan that is shown is the one that trains. They
-// differ in their machine alone. Control thread only.
+// `spillway plan` both call plan_rank, so equal inputs give equal plans. Inputs may differ:
+// - `plan` reads how much memory is free before there is a model, and takes its sizes from its
+//   description; `train` reads that once its model is made, and asks the model.
+// - A resumed run keeps the choices that it recorded.
+// - `train` measures disks and the network; for a described machine, `plan` takes rates from the
+//   description.
+// Control thread only.
 #pragma once
 
 #include <functional>
@@ -23,12 +28,13 @@ class PlanningMachine {
   /// Returns the memory and disk that the rank may fill.
   [[nodiscard]] virtual plan::Budgets budgets(const config::TrainOptions& options,
                                               const plan::Workload& workload) = 0;
-  /// Returns the work of `replicas` before it is cut into stages, of a model that no device runs.
-  /// `score_gradients`: bound on what attention takes at once (spare_score_gradients).
-  [[nodiscard]] virtual plan::Workload workload(const model::ModelConfig& config,
-                                                const config::TrainOptions& options,
-                                                const plan::Replicas& replicas,
-                                                Bytes score_gradients);
+  /// Gives attention at most `score_gradients` at once (spare_score_gradients), and returns the
+  /// work of `replicas` with that model before it is cut into stages. Here no device runs the
+  /// model, and nothing of it is left.
+  [[nodiscard]] virtual plan::Workload fit_model(const model::ModelConfig& config,
+                                                 const config::TrainOptions& options,
+                                                 const plan::Replicas& replicas,
+                                                 Bytes score_gradients);
   /// Returns the rates of the machine for that work. `fitting`: a placement of the rank's part.
   [[nodiscard]] virtual plan::MachineProfile profile(const config::TrainOptions& options,
                                                      const plan::Workload& whole,
@@ -36,10 +42,10 @@ class PlanningMachine {
                                                      const plan::Placement& fitting) = 0;
 };
 
-/// Plans the work of one rank, which is `part` of its stage. `options` are resolved. All ranks call
-/// it. Throws `Error{does_not_fit}` that names the tier, the bytes and what would make it fit.
+/// Plans the work of one rank, whose stage has these `replicas`. `options` are resolved. All ranks
+/// call it. Throws `Error{does_not_fit}` that names the tier, the bytes and what would make it fit.
 [[nodiscard]] Planned plan_rank(const model::ModelConfig& config, config::TrainOptions options,
-                                const plan::Replicas& part, StageCut cut, PlanningMachine& machine,
-                                RankGroups& ranks, const Note& note);
+                                const plan::Replicas& replicas, StageCut cut,
+                                PlanningMachine& machine, RankGroups& ranks, const Note& note);
 
 }  // namespace spillway::engine

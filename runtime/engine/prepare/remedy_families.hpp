@@ -38,7 +38,7 @@ struct RemedyFamily {
   std::vector<Remedy> remedies;
 };
 
-/// Returns those that help where `tier` is short; families may be empty.
+/// Returns the families that help where `tier` is short; some may be empty.
 [[nodiscard]] std::vector<RemedyFamily> usual_remedies(const config::TrainOptions& options,
                                                        plan::Tier tier);
 /// Returns, where nothing else fits on the device, layers in parts, which round differently.

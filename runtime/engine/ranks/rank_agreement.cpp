@@ -19,8 +19,8 @@
 namespace spillway::engine {
 namespace {
 
-/// What a rank gives in a measurement of the network: as much as is large against what starting
-/// costs, if the network moves it in `kMeasuredSeconds`, and if there is room for all ranks' parts.
+/// Bytes each rank sends in a network measurement: enough to make the start-up cost negligible, if
+/// the network moves them in `kMeasuredSeconds` and there is room for the parts of all ranks.
 constexpr Bytes kFirstShard = 64_KiB;
 constexpr Bytes kLargestShard = 4_MiB;
 constexpr Bytes kAllShards = 64_MiB;
@@ -99,7 +99,7 @@ double seconds_of_job(RankGroups& ranks, double stretch, double seconds) {
     double stretch, seconds;
   };
   const Said mine{.stretch = stretch, .seconds = seconds * stretch};
-  return std::ranges::min(ranks.gather(mine), {}, &Said::stretch).seconds;
+  return std::ranges::min(ranks.gather(mine), plan::speaks_for_job, &Said::stretch).seconds;
 }
 
 int gpu_of_rank(RankGroups& ranks, config::DeviceKind device) {

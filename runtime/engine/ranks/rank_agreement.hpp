@@ -20,8 +20,8 @@ using MachineName = std::array<char, 256>;
 /// Returns the largest value of all ranks.
 [[nodiscard]] std::uint64_t largest_of(RankGroups& ranks, std::uint64_t mine);
 
-/// Returns the seconds of a step of all stages: `stretch` (plan::Stage) times the `seconds` that
-/// the stage with the least stretch works. It waits least for others, so its estimate is the best.
+/// Returns the seconds of a step of all stages: `stretch` (plan::Stage) times the `seconds` of work
+/// of the stage that speaks for the job (plan::speaks_for_job).
 [[nodiscard]] double seconds_of_job(RankGroups& ranks, double stretch, double seconds);
 
 /// Returns the GPU of this rank, as CUDA numbers those that it shows, and makes it current on this

@@ -37,14 +37,15 @@ void RankGroups::Ends<End>::join(const plan::GridPlace& place, std::uint32_t nod
   const plan::Grid& grid = place.grid;
   const std::uint32_t stage = place.stage();
   const std::uint32_t replica = place.replica();
-  const std::uint32_t part = place.part();
+  const std::uint32_t tensor_index = place.tensor_index();
   if (grid.all_replicas()) {
     set(Group::replicas, job);
   } else {
     join(Group::replicas, *job,
-         ranks_in_a_row(grid.rank_of(stage, 0, part), grid.tensor, grid.replicas));
+         ranks_in_a_row(grid.rank_of(stage, 0, tensor_index), grid.tensor, grid.replicas));
     join(Group::stages, *job,
-         ranks_in_a_row(grid.rank_of(0, replica, part), grid.replicas * grid.tensor, grid.stages));
+         ranks_in_a_row(grid.rank_of(0, replica, tensor_index), grid.replicas * grid.tensor,
+                        grid.stages));
     join(Group::tensor, *job, ranks_in_a_row(grid.rank_of(stage, replica, 0), 1, grid.tensor));
   }
   if (node_ranks == 1 || of(Group::replicas) == nullptr) return;

@@ -17,14 +17,14 @@ namespace spillway::engine {
 [[nodiscard]] std::optional<std::filesystem::path> foreign_entry(
     const std::filesystem::path& directory);
 
-/// Returns where the state of a run lies that has this manifest.
+/// Returns where the state of a run with this manifest lies.
 [[nodiscard]] nvme_swap::StoreOptions store_of(const RunDirectory& run,
                                                const RunManifest& manifest);
 /// Whether a run with this manifest has a committed step; its state may be lost all the same.
 [[nodiscard]] bool has_committed(const RunDirectory& run, const RunManifest& manifest);
 
-/// Returns the first folder in the run directory of a job of `ranks` that is of a rank beyond them
-/// and has a committed step, or may have one, if there is any: another job has left it.
+/// Returns the first folder in the run directory of a job of `ranks` that belongs to a higher rank
+/// and has, or may have, a committed step, if there is one: another job has left it.
 [[nodiscard]] std::optional<std::filesystem::path> rank_beyond(const std::filesystem::path& job,
                                                                std::uint32_t ranks);
 

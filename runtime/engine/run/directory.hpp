@@ -26,8 +26,8 @@ struct RunConfig {
   DeviceRecord device{};    ///< where the run began
 };
 
-/// Which rank, of how many, a run directory is of. The directories of a job are RUN, which is of
-/// rank 0, and RUN/rank-0001, ...
+/// The rank, of how many, that a run directory belongs to. The directories of a job are RUN, that
+/// of rank 0, and RUN/rank-0001, ...
 struct RankPart {
   std::uint32_t ranks = 1;
   std::uint32_t rank = 0;

@@ -33,8 +33,8 @@ std::optional<pid_t> holder_of(const LockedFile& file) {
   return holder;
 }
 
-/// Whether the process still has a program. One that was killed has none while the system takes
-/// back its memory; one of another host or container has none here.
+/// Whether the process is still running, rather than exiting. One that was killed has no program
+/// while the system takes back its memory; one of another host or container has none here.
 bool is_alive(pid_t process) {
   std::array<char, 1> target{};
   const std::string link = fmt::format("/proc/{}/exe", process);

@@ -24,7 +24,7 @@ struct TrainingData {
   data::Meta meta;
   data::TokenFile train;
   std::optional<data::TokenFile> validation;  ///< absent without a val.bin
-  std::uint64_t validation_fingerprint = 0;   ///< over its tokens as over those of training
+  std::uint64_t validation_fingerprint = 0;   ///< of its tokens, computed as for training
 
   /// Reads all validation tokens: what an evaluation would refuse at the end of training is refused
   /// before it. Throws `Error{invalid_argument}` if the vocabulary is larger than the model's or

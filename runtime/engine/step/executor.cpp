@@ -23,8 +23,8 @@ namespace {
 /// An upper bound on one sleep, should a wake-up ever be lost.
 constexpr std::chrono::milliseconds kLongestSleep{50};
 
-/// How often events are asked about that do not wake: short beside any op that is worth a lane, and
-/// long enough to leave the processor to the workers.
+/// Polling interval for events that cannot wake the control thread: short beside any op that is
+/// worth a lane, and long enough to leave the processor to the workers.
 constexpr std::chrono::microseconds kPollInterval{50};
 
 /// As in "forward 12.3": of block 12, micro-batch 3.

@@ -130,8 +130,8 @@ Ticket OpActions::start(const Op& op) {
     case OpKind::update: return workers.submit([this, &op] { updates_.host_update(op); });
     case OpKind::stash: return workers.submit([this, &op] { host_stash(op); });
     case OpKind::checksum: return workers.submit([this, &op] { state_.sum(op); });
-    case OpKind::forward: return context_.resources.passes->forward(external_pass(op));
-    case OpKind::backward: return context_.resources.passes->backward(external_pass(op));
+    case OpKind::forward: return context_.resources.framework->forward(external_pass(op));
+    case OpKind::backward: return context_.resources.framework->backward(external_pass(op));
     case OpKind::all_gather:
     case OpKind::reduce_scatter:
     case OpKind::all_reduce:

@@ -35,7 +35,7 @@ struct OpResources {
   const cpu_adam::Kernel& kernel;
   std::size_t update_prefetch;
   std::vector<BlockGroups> groups;  ///< by block
-  ExternalFramework* passes;        ///< null where no plan has passes of another framework
+  ExternalFramework* framework;     ///< null where no plan has passes of another framework
   RankGroups& ranks;
 };
 

@@ -2,6 +2,8 @@
 
 #include <span>
 
+#include "runtime/base/error.hpp"
+
 namespace spillway::engine {
 
 using plan::Op;
@@ -32,7 +34,8 @@ auto start_at(End& end, const Op& op, const Exchanged& exchanged, Stream... stre
     case OpKind::all_to_all: return end.all_to_all(source, target, stream...);
     case OpKind::send: return end.send(source, Rank{op.peer}, stream...);
     case OpKind::receive: return end.receive(target, Rank{op.peer}, stream...);
-    default: return end.all_reduce(target, exchanged.dtype, stream...);
+    case OpKind::all_reduce: return end.all_reduce(target, exchanged.dtype, stream...);
+    default: SPILLWAY_ASSERT(false && "ranks do not exchange in this kind of op");
   }
 }
 

@@ -201,11 +201,11 @@ void SavedState::check_whole() const {
 
 std::span<std::byte> SavedState::staging_of(std::uint32_t rank) const {
   const std::size_t bytes = largest_slot_.value();
-  return staging_.host().subspan(grid_.part_of(rank) * bytes, bytes);
+  return staging_.host().subspan(grid_.tensor_index_of(rank) * bytes, bytes);
 }
 
 void SavedState::stage(std::uint32_t rank, std::uint32_t tile) const {
-  auto& staged = staged_[grid_.part_of(rank)];
+  auto& staged = staged_[grid_.tensor_index_of(rank)];
   if (staged == std::pair{rank, tile}) return;
   staged.reset();
   const Shard& shard = shards_[rank];

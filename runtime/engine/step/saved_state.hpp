@@ -101,11 +101,11 @@ class SavedState {
     StateSlots slots;
     std::unique_ptr<nvme_swap::CommittedTiles> tiles;
   };
-  /// A part of what is wanted that one saved tile has.
+  /// The part of a wanted range that one saved tile has.
   struct Piece {
     const std::byte* slot;         ///< that is staged
     cpu_adam::StateLayout layout;  ///< of the part in it
-    std::size_t first;             ///< in what is wanted
+    std::size_t first;             ///< in the wanted range
     std::size_t count;
   };
   void open(const std::vector<nvme_swap::StoreOptions>& stores);

@@ -29,6 +29,10 @@ class StateSlots {
   [[nodiscard]] plan::Buffer tiles_of(plan::PoolKind pool, std::uint32_t block) const {
     return {pool, first_tile_[block], first_tile_[block + 1] - first_tile_[block]};
   }
+  /// Returns the losses of all passes: they lie behind the leaves of all tiles.
+  [[nodiscard]] plan::Buffer losses() const {
+    return {plan::PoolKind::host_leaves, static_cast<std::uint32_t>(tiles_.size())};
+  }
   /// Returns the store's tiles: the state of every tile, then the parameters of every tile.
   [[nodiscard]] nvme_swap::StoreLayout store_layout() const;
   [[nodiscard]] const cpu_adam::StateLayout& layout(std::uint32_t tile) const {

@@ -76,7 +76,7 @@ StepEngine::StepEngine(EngineSetup setup, const ModelRuntime& model, plan::Pools
                   .kernel = update_kernel(setup_.options, setup_.workload),
                   .update_prefetch = setup_.update_prefetch,
                   .groups = groups_of(setup_, model),
-                  .passes = setup_.passes,
+                  .framework = setup_.framework,
                   .ranks = ranks_});
 }
 
@@ -125,9 +125,7 @@ data::MicroBatch StepEngine::batch(std::uint32_t pass) const {
 }
 
 std::span<const double> StepEngine::losses() {
-  // Behind the leaves of all tiles.
-  const auto tiles = static_cast<std::uint32_t>(slots_.tiles().size());
-  const std::span<std::byte> bytes = memory_->host({plan::PoolKind::host_leaves, tiles});
+  const std::span<std::byte> bytes = memory_->host(slots_.losses());
   streams_->compute->download(bytes, memory_->all_device(plan::PoolKind::device_losses));
   streams_->compute->synchronize();
   return {reinterpret_cast<const double*>(bytes.data()), bytes.size() / sizeof(double)};

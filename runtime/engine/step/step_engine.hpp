@@ -38,8 +38,8 @@ struct EngineSetup {
   std::size_t update_prefetch = 0;       ///< the updates' software prefetch distance
   /// Parameter groups by block, which no model gives where another framework runs the passes.
   std::vector<BlockGroups> groups{};
-  ExternalFramework* passes = nullptr;  ///< of that framework
-  RankGroups* ranks = nullptr;          ///< outlives the engine; null: this rank is alone
+  ExternalFramework* framework = nullptr;  ///< that framework
+  RankGroups* ranks = nullptr;             ///< outlives the engine; null: this rank is alone
 };
 
 class StepEngine {

@@ -126,7 +126,8 @@ SavedPart saved_part_of(const plan::Workload& workload) {
 std::string to_text(const SavedPart& part) {
   std::string rank = fmt::format("rank {} of {}", part.rank, part.grid.ranks());
   if (part.grid.tensor > 1) {
-    rank += fmt::format(" with part {} of {}", part.grid.part_of(part.rank), part.grid.tensor);
+    rank +=
+        fmt::format(" with part {} of {}", part.grid.tensor_index_of(part.rank), part.grid.tensor);
   }
   if (part.layers.empty()) return rank;
   std::vector<std::string> layers;

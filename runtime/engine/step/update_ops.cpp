@@ -128,7 +128,7 @@ void UpdateOps::host_update(const Op& op) {
   const auto& parts = context_.decisions.update.parts;
   const Groups same = parts.empty() ? groups_of(op.block) : Groups{};
   // What another framework has computed with is what is updated.
-  const bool follows_values = context_.resources.passes != nullptr;
+  const bool follows_values = context_.resources.framework != nullptr;
   const std::span<const cpu_adam::ParameterGroup> groups =
       parts.empty() ? std::span<const cpu_adam::ParameterGroup>(same) : parts[op.block];
   if (memory.writes(ValueKind::checksum, op.tile)) {

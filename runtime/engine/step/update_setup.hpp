@@ -33,8 +33,8 @@ inline constexpr std::size_t kNativeGroups = 2;
 struct PendingUpdate {
   bool pending = false;
   std::vector<cpu_adam::UpdateScalars> groups;  ///< as BlockGroups counts them
-  /// Parts of each block that come before those, where parameters of a group differ: in whether
-  /// they are updated, or how often they were. Empty: they do not.
+  /// Per-block overrides of `groups`, used where parameters within a group differ: in whether they
+  /// are updated, or how often they were. Empty: they do not differ.
   std::vector<std::vector<cpu_adam::ParameterGroup>> parts{};
 };
 

@@ -13,8 +13,8 @@ namespace spillway::engine {
 /// Sets target[i] to source[i], exactly; source: [target.size()] of `dtype`.
 void widen(DType dtype, std::span<const std::byte> source, std::span<float> target);
 
-/// Sets negative remainders of zeros to zero. No master leaves such a one, and a zero joined with
-/// it is not a number. `values`: bf16.
+/// Sets negative remainders of zeros to zero. No master leaves a negative remainder with a zero,
+/// and the two joined are not a number. `values`: bf16.
 void zero_remainders(std::span<const std::uint16_t> values, std::span<std::int16_t> remainders);
 
 /// Sets each master that does not round to its value to that value. Returns whether any did not.

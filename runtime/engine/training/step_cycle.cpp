@@ -15,6 +15,7 @@ StepCycle::StepCycle(const EngineSetup& setup, ModelRuntime model)
       engine_(setup, model_),
       state_io_(workload(), placement(), engine_.memory(), slots(), engine_.streams(),
                 engine_.store(), options().isa.value_or(cpu_adam::best_isa()), engine_.ranks()),
+      copy_(engine_, state_io_),
       snapshot_executor_(engine_.prepare(plan::build_snapshot(workload(), placement()))) {
   plan::Workload at = workload();
   for (at.stage.phase = 0; at.stage.phase < at.stage.phases; ++at.stage.phase) {
@@ -57,9 +58,7 @@ void StepCycle::resume() {
   engine_.store()->go_back();
 }
 
-bool StepCycle::commits_in_step() const {
-  return !placement().any_state(plan::Tier::device) && !placement().any_state(plan::Tier::host);
-}
+bool StepCycle::commits_in_step() const { return placement().all_state_on_disk(); }
 
 bool StepCycle::commits_next() const {
   const bool due = placement().commits && state_.step > 0 &&
@@ -125,31 +124,10 @@ void StepCycle::adopt(const SavedState& source) {
   commit();
 }
 
-void StepCycle::copy_next(const nvme_swap::StoreOptions& options) {
-  const nvme_swap::StoreOptions& own = engine_.setup().store_options;
-  copied_step_.reset();
-  copy_options_ = options;
-  copy_options_.engine = own.engine;
-  copy_options_.adapt = own.adapt;
-  copy_options_.wake = &engine_.wake();
-  copy_ = nvme_swap::TileStore::create(copy_options_, slots().store_layout());
-}
-
 void StepCycle::copy_committed() {
   const auto& committed = engine_.store()->committed();
   SPILLWAY_ASSERT(committed.has_value());
-  engine_.actions().forget_staged();
-  state_io_.copy(*copy_, *committed);
-  close_copy();
-}
-
-/// A write that the disk has lost is found here, while an older copy is still there.
-void StepCycle::close_copy() {
-  copy_.reset();
-  const auto written = nvme_swap::TileStore::open(copy_options_);
-  engine_.actions().forget_staged();
-  state_io_.verify(*written);
-  copied_step_ = written->committed()->step.value();
+  copy_.fill(*committed);
 }
 
 void StepCycle::copy_now(const nvme_swap::StoreOptions& options) {
@@ -162,13 +140,11 @@ void StepCycle::copy_now(const nvme_swap::StoreOptions& options) {
       run(*snapshot_executor_);
       return finish_commit();
     }
-    engine_.actions().forget_staged();
-    state_io_.copy(*copy_, step.commit);
-    close_copy();
+    copy_.fill(step.commit);
   } catch (...) {
     // Half a copy is of no use: later plans write nothing there.
     step.copy = nullptr;
-    copy_.reset();
+    copy_.abandon();
     throw;
   }
 }
@@ -187,7 +163,7 @@ void StepCycle::prepare_commit(Commits commits, Writes writes) {
       commits == Commits::yes && engine_.store() != nullptr && committed_step_ != state_.step;
   const bool complete =
       writes == Writes::all && (pending_.pending || !placement().any_state(plan::Tier::nvme));
-  step.copy = complete ? copy_.get() : nullptr;
+  step.copy = complete ? copy_.store() : nullptr;
   step.commit.step = StepIndex{state_.step};
   encode(state_, workload(), step.commit.payload);
 }
@@ -196,7 +172,7 @@ void StepCycle::finish_commit() {
   StepDecisions& step = engine_.actions().decisions();
   if (step.commit_due) committed_step_ = state_.step;
   pending_.pending = false;
-  if (std::exchange(step.copy, nullptr) != nullptr) close_copy();
+  if (std::exchange(step.copy, nullptr) != nullptr) copy_.close();
 }
 
 /// At first all versions of the weights are the same.

@@ -12,6 +12,7 @@
 #include "runtime/engine/step/state_io.hpp"
 #include "runtime/engine/step/step_engine.hpp"
 #include "runtime/engine/step/training_state.hpp"
+#include "runtime/engine/training/store_copy.hpp"
 #include "runtime/plan/step/step_builder.hpp"
 
 namespace spillway::engine {
@@ -36,11 +37,11 @@ class StepCycle {
   /// the last step: by the writes that the next step makes anyway or, where it would not write
   /// everything, by reading the committed state again. What is on the disk is then read once more
   /// and compared. The store is whole and closed once `copied_step` is the step.
-  void copy_next(const nvme_swap::StoreOptions& options);
-  [[nodiscard]] bool copying() const { return copy_ != nullptr; }
+  void copy_next(const nvme_swap::StoreOptions& options) { copy_.begin(options); }
+  [[nodiscard]] bool copying() const { return copy_.store() != nullptr; }
   /// Returns the step of the last copy, once every byte of it is known to be on the disk; nothing
   /// before the first, while one is under way, and after one that failed.
-  [[nodiscard]] std::optional<std::uint64_t> copied_step() const { return copied_step_; }
+  [[nodiscard]] std::optional<std::uint64_t> copied_step() const { return copy_.step(); }
   /// Reads the masters of one block after all updates; [padded] fp32.
   void read_masters(std::uint32_t block, std::span<float> masters);
 
@@ -106,15 +107,12 @@ class StepCycle {
   void finish_commit();
   void await_all_ranks();
   void copy_committed();
-  void close_copy();
   void resume();
 
   ModelRuntime model_;  // outlives the engine
   StepEngine engine_;
-  std::unique_ptr<nvme_swap::TileStore> copy_;  ///< see `copy_next`
-  nvme_swap::StoreOptions copy_options_;        ///< of the last one
-  std::optional<std::uint64_t> copied_step_;    ///< see `copied_step`
   StateIo state_io_;
+  StoreCopy copy_;  ///< see `copy_next`
 
   /// The lists of a step, where they take turns of one of the phases.
   struct Lists {

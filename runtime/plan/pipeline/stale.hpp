@@ -17,8 +17,8 @@ namespace spillway::plan {
                                                              std::uint32_t steps);
 
 /// Number of updates already in the weights that a stage uses for the passes of a round. PipeDream:
-/// all up to the newest when the round comes to the stage (weight stashing). PipeDream-2BW: those
-/// of all steps but the last before the round's. The others: those of all steps before it.
+/// every update made before the round reaches the stage (weight stashing). PipeDream-2BW: the
+/// updates of all earlier steps but the last. Other schedules: the updates of all earlier steps.
 [[nodiscard]] std::uint32_t updates_before(const Pipeline& pipeline, std::uint32_t stage,
                                            std::uint32_t round);
 
@@ -37,8 +37,8 @@ namespace spillway::plan {
 [[nodiscard]] std::vector<std::uint32_t> ages_of_rounds(const Pipeline& pipeline,
                                                         std::uint32_t stage);
 
-/// What stages do in a step of a pipeline that is full when the step begins and when it ends, and
-/// what fills it. Rounds of the next step count on from those of this one.
+/// The work of each stage in a step of a pipeline that is full when the step begins and ends, and
+/// the work that fills it. Rounds of the next step count on from those of this one.
 struct FullPipeline {
   std::vector<std::vector<Pass>> passes;
   std::vector<std::vector<StageEntry>> steps;

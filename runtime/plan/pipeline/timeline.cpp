@@ -60,7 +60,7 @@ class Times {
     }
   }
 
-  /// Returns nothing of a pass that is still to come, and the start of what is no pass here.
+  /// Returns nullopt for a pass not yet run, and time 0 for one outside these passes.
   std::optional<PassTime>& of(const Place& place) {
     const auto [stage, pass] = place;
     std::size_t index = pass.direction == Direction::forward ? 0 : 1;
@@ -122,8 +122,8 @@ double seconds_of(const Timeline& timeline) {
 std::vector<std::vector<StageEntry>> steps_of(const Pipeline& pipeline,
                                               const std::vector<std::vector<Pass>>& passes,
                                               const Timeline& timeline) {
-  /// Stands at `time`; of those that stand there, messages come first, in an order that all stages
-  /// know: by the stage and the pass that have made them.
+  /// An entry ordered by `time`; at equal times, messages come first, in an order that all stages
+  /// know: by the stage and the pass that made them.
   struct Timed {
     double time;
     bool runs;

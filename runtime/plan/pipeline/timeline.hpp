@@ -23,10 +23,10 @@ struct PassTime {
 /// By stage, in the order of its passes.
 using Timeline = std::vector<std::vector<PassTime>>;
 
-/// Returns when each pass runs: as soon as those ahead of it on its stage are over, and what it
-/// reads has come. What none of the passes makes is there from the start. `message` is the time
-/// from the end of a pass on one stage to the start of the next one on another. Throws
-/// `Error{invalid_argument}` if the passes wait for each other.
+/// Returns when each pass runs: once the passes ahead of it on its stage are over and its input has
+/// arrived. Input that no pass makes is there from the start. `message` is the time from the end of
+/// a pass on one stage to the start of the next one on another. Throws `Error{invalid_argument}` if
+/// the passes wait for each other.
 [[nodiscard]] Timeline timeline_of(const Pipeline& pipeline,
                                    const std::vector<std::vector<Pass>>& passes,
                                    const std::vector<StageSeconds>& seconds, double message);
@@ -34,9 +34,9 @@ using Timeline = std::vector<std::vector<PassTime>>;
 /// Seconds from the start to the end of the last pass.
 [[nodiscard]] double seconds_of(const Timeline& timeline);
 
-/// Returns what each stage does. Messages of all stages are in one order, which the timeline gives:
-/// each stands where it has been made and its place at the other end, one of those for
-/// `rounds_in_flight`, is free. So there is no deadlock, although each stage ends a message before
+/// Returns the entries of each stage. Messages of all stages share one order, given by the
+/// timeline: a message is placed where it has been made and one of the receiver's places for
+/// `rounds_in_flight` is free. So there is no deadlock, although each stage ends a message before
 /// it begins the next one, and a message ends only when both its stages have come to it.
 [[nodiscard]] std::vector<std::vector<StageEntry>> steps_of(
     const Pipeline& pipeline, const std::vector<std::vector<Pass>>& passes,

@@ -5,8 +5,8 @@
 // of layers that are placed off the device, and all gradients, pass through shared device slots:
 //
 // - An activation that leaves the device is saved once, as soon as it is computed, and comes back
-//   for the backward of the layer that read it. The last layer's is only read by the head, and what
-//   a stage of a pipeline sends only by another stage; a stage saves what it receives.
+//   for the backward of the layer that read it. Only the head reads that of the last layer, and
+//   only another stage reads one that a stage of a pipeline sends; a stage saves those it receives.
 // - What passes from one layer's visit to the next (the newest activation, then its gradient) stays
 //   in a slot, one for each micro-batch under way; so does what the parts of a layer share.
 // - In a stage, what has come before its pass begins, or is still to be sent, waits in a slot too.
@@ -27,7 +27,7 @@ namespace spillway::plan {
 /// Returns the same of a layer whose activations are placed in `tier`; `waits`:
 /// Workload::output_waits.
 [[nodiscard]] std::optional<Tier> boundary_home(Tier tier, bool waits);
-/// Number of device slots: those of `boundary_slots` and those that pass from layer to layer.
+/// Number of device slots: `boundary_slots` and the slots that pass from layer to layer.
 [[nodiscard]] std::uint32_t device_boundary_slots(const Workload& workload,
                                                   const Placement& placement);
 /// Number of layers whose activations have this home; in a stage, of its own that wait there.
@@ -41,8 +41,8 @@ struct ActivationTraffic {
   Bytes saved;    ///< device to host, and as many back
   Bytes spilled;  ///< host to disk, and as many back
 };
-/// Returns those of boundaries: with U the bytes of a boundary, M micro-batches, R rounds, and h
-/// and d the layers at home on the host or the disk: saved R U M (h + d), spilled R U M d.
+/// Returns the traffic of boundaries: with U the bytes of a boundary, M micro-batches, R rounds,
+/// and h and d the layers at home on the host or the disk: saved R U M (h + d), spilled R U M d.
 [[nodiscard]] ActivationTraffic boundary_traffic(const Workload& workload,
                                                  const Placement& placement);
 

@@ -25,9 +25,14 @@ struct Placement {
   std::uint32_t boundary_staging = 0;  ///< host buffers for boundaries on nvme
   std::uint32_t saved_slots = 0;    ///< device homes shared by saved activations that come and go
   std::uint32_t saved_staging = 0;  ///< host buffers for saved activations on nvme
-  bool commits = true;  ///< every tile has slots on disk; else only those whose home it is
+  bool commits = true;  ///< every tile has slots on disk; else only tiles that live there
 
   [[nodiscard]] bool any_state(Tier tier) const;
+  /// Whether a step writes all state to disk anyway, and so can commit itself. Lists of ops and the
+  /// engine that runs them both ask here.
+  [[nodiscard]] bool all_state_on_disk() const {
+    return !any_state(Tier::device) && !any_state(Tier::host);
+  }
   [[nodiscard]] bool any_output(Tier tier) const;
   [[nodiscard]] bool any_saved(Tier tier) const;
   /// Whether a step moves anything to or from the disk.
@@ -76,7 +81,7 @@ struct MemoryItem {
 /// 16-bit parameters. nvme_swap/tile_store.hpp says why there are two slots.
 [[nodiscard]] Bytes slot_bytes(StateFormat format, ElementCount parameters);
 
-/// Bytes of one slot of each tile that has slots on disk: of all tiles with commits, else of those
+/// Bytes of one slot of each tile that has slots on disk: every tile with commits, else only tiles
 /// that live there.
 [[nodiscard]] Bytes slots_on_disk(const Workload& workload, const Placement& placement);
 

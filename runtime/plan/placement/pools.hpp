@@ -34,8 +34,8 @@ using Pools = std::array<Pool, kPoolCount>;
 
 /// Returns the pools of a placement.
 [[nodiscard]] Pools make_pools(const Workload& workload, const Placement& placement);
-/// Returns the pools with only those buffers that a plan needs: those that its ops name, the
-/// constants, and the place of its losses on the host.
+/// Returns the pools with only the buffers that a plan needs: the ones its ops name, the constants,
+/// and the place of its losses on the host.
 [[nodiscard]] Pools used_by(const StepPlan& plan, Pools pools);
 /// Returns the lines of these pools in the memory table.
 [[nodiscard]] std::vector<MemoryItem> memory_items(const Pools& pools);

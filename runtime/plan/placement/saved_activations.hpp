@@ -1,5 +1,5 @@
-// Saved activations: those inside a block that its backward reads, `BlockShape::saved_bytes` a
-// micro-batch; where they wait for it and what moving them costs. Pure.
+// Saved activations: the activations inside a block that its backward reads,
+// `BlockShape::saved_bytes` a micro-batch; where they wait and what moving them costs. Pure.
 //
 // A block that keeps them gives them device memory of their own or, where `BlockCut::saved` says
 // so, a home in host memory or on disk. Then forward computes them into a device slot

@@ -14,7 +14,7 @@
 namespace spillway::plan {
 namespace {
 
-/// What sums in another order than the simulator's may be larger by, with room to spare: 10^7 ops
+/// Generous bound on the relative error of summing in another order than the simulator: 10^7 ops
 /// round by 10^-16 each.
 constexpr double kRounding = 1e-9;
 

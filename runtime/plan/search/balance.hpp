@@ -1,5 +1,5 @@
-// Balance: which layers each stage of a pipeline has, by what the simulator says of the stages and
-// by their memory. Pure.
+// Balance: assigns layers to the stages of a pipeline, by the stages' simulated times and their
+// memory. Pure.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,7 @@ struct BalanceRequest {
 struct BalancedLayers {
   std::vector<std::uint32_t> layers;  ///< of each part, as `Pipeline::layers`
   double seconds = 0;                 ///< of a step, simulated; 0 without a profile
-  double by_flops = 0;  ///< the same where FLOPs alone cut the model; 0 if it does not fit so
+  double by_flops = 0;  ///< the same with a cut by FLOPs alone; 0 if that cut does not fit
 };
 
 /// Returns a cut whose stages fit the budgets, or miss them by the least found. Without a profile

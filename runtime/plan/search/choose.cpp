@@ -87,10 +87,10 @@ class Chooser {
         "use \"auto\" instead of \"offload\"");
   }
 
-  /// Whether one of the plans fits. From some plan on the device holds what it must, and from some
-  /// plan on it holds everything; what the other tiers need grows from plan to plan within these
-  /// stretches, so that what does not fit at the start of one fits nowhere in it, but where a few
-  /// blocks more or less on the device tip the scales. So the first few of each are tried.
+  /// Whether one of the plans fits. Device fit is monotone in the index: first the minimum fits,
+  /// later everything does. Within each of these two stretches, the other tiers need more from plan
+  /// to plan. If the start of a stretch does not fit, nothing in it does, except where a few blocks
+  /// more or less on the device decide. So the first few of each stretch are tried.
   bool try_plans(const BoundaryPlans& plans) {
     const std::size_t end = plans.size();
     if (plans.on_device() == 1 && try_plan(plans[0])) return true;

@@ -50,9 +50,9 @@ struct Shortage {
 /// with saved activations, parameters and sums of rounds of as many blocks as fit, by their price
 /// (`detail::upgrades`): recomputation costs FLOPs that nothing hides, and streaming is hidden
 /// behind compute while there are enough tokens.
-/// Saved activations are on the host, or on nvme, only with `PlacementRequest::offload`,
-/// those of as few blocks as make the rest fit, the earliest first; or with `offload_share`, those
-/// of as many blocks as it says, spread evenly. State goes to the host, and to nvme for the blocks
+/// Saved activations go to the host, or to nvme, only with `PlacementRequest::offload`: for as few
+/// blocks as make the rest fit, the earliest first; or with `offload_share`, for that share of the
+/// blocks, spread evenly. State goes to the host, and to nvme for the blocks
 /// that do not fit there. Boundary activations leave the device for as few blocks as make the rest
 /// fit, the earliest first: theirs wait longest for their backward. They go to the host; to nvme
 /// only where moving state there is not enough, since state moves once a step and they move every

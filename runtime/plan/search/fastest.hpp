@@ -11,8 +11,8 @@
 
 namespace spillway::plan {
 
-/// A search keeps what it began with unless another step takes less than this share of its time:
-/// no profile is good for a difference that is smaller.
+/// A search keeps its first placement unless another one's step takes less than this share of its
+/// time: no profile is precise enough for a smaller difference.
 inline constexpr double kWorthwhile = 0.99;
 /// Ops that a search simulates, about a second's worth.
 inline constexpr std::size_t kOpsSimulated = 4'000'000;

@@ -34,8 +34,8 @@ struct Upgrade {
 /// Upgrades all blocks, else as many as fit, the latest first.
 void fill(Draft& draft, const Upgrade& upgrade);
 
-/// Keeps saved activations of a share of the blocks on the host, spread evenly: to carry what one
-/// of them saves, the link has the time of the blocks up to the next.
+/// Keeps saved activations of a share of the blocks on the host, spread evenly so each copy can
+/// hide behind the compute of the blocks before the next copy.
 void spread_saved(Draft& draft, const PlacementRequest& request);
 
 /// Moves saved activations of as few blocks as make the device large enough to the tier, the

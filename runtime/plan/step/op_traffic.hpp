@@ -25,7 +25,7 @@ namespace spillway::plan {
 [[nodiscard]] Bytes rounding_traffic(const Workload& workload, const Placement& placement,
                                      std::uint32_t block, std::uint32_t round);
 
-/// Bytes of adding a landed gradient of a block to those of earlier rounds on the host.
+/// Bytes of adding a landed gradient of a block to the sum of earlier rounds on the host.
 [[nodiscard]] Bytes summing_traffic(const Workload& workload, std::uint32_t block,
                                     std::uint32_t round);
 
@@ -36,8 +36,8 @@ namespace spillway::plan {
 /// Bytes that this rank sends to make a block's parameters whole on every rank.
 [[nodiscard]] Bytes gather_traffic(const Workload& workload, std::uint32_t block);
 
-/// Bytes that this rank sends of a block's gradient of a round: its part of a sum, or what the
-/// others add up themselves.
+/// Bytes that this rank sends of a block's gradient of a round: its part of a sum, or the parts
+/// that the other ranks add up themselves.
 [[nodiscard]] Bytes reduction_traffic(const Workload& workload, std::uint32_t block);
 
 /// Bytes that this rank sends where a tensor group adds up `bytes` of elements of `dtype`. In a

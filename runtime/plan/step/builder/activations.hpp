@@ -48,7 +48,7 @@ class Activations : public StepPart {
 
   // Activations inside a block, which its backward needs
 
-  /// Describes those that a block saves off the device.
+  /// Describes the saved activations of a block that leave the device.
   [[nodiscard]] Leaving leaving_saved_activations(std::uint32_t block, std::uint32_t m) const;
   /// Takes a tensor from `made` to its home; to the disk, through a staging buffer.
   void take_away(const Leaving& what, const Buffer& made);
@@ -60,12 +60,13 @@ class Activations : public StepPart {
 
   // Between passes and messages of the stages of a pipeline
 
-  /// Puts by the boundaries of a round, received or made by its pass: they keep their slots while
+  /// Sets aside a round's boundaries, received or made by its pass: they keep their slots while
   /// passes and messages of other rounds go on.
   void put_by(Direction direction, std::uint32_t layer);
-  /// Takes such boundaries up again, for the pass that reads them or to send them.
+  /// Takes the boundaries that `put_by` set aside up again, for the pass that reads them or to send
+  /// them.
   void restore_boundary(Direction direction, std::uint32_t layer);
-  /// Whether no boundary is put by.
+  /// Whether no boundary is set aside.
   [[nodiscard]] bool all_restored() const { return waiting_.empty(); }
 
  private:

@@ -56,7 +56,7 @@ class PassWriter : public StepPart {
 };
 
 /// Passes of a rank that computes whole layers; with `Workload::tiled` tile by tile, where the
-/// tiles of a layer meet in what it saves and in the gradient of its input.
+/// tiles of a layer share its saved activations and the gradient of its input.
 class LayerPasses final : public PassWriter {
  public:
   LayerPasses(StepDraft& step, const Ways& ways) : PassWriter(step, ways) {}

@@ -124,8 +124,7 @@ void StateSide::append_commit() {
 /// With all state on disk, or on its way there, the step becomes true as soon as its last tile is
 /// written.
 void StateSide::append_step_commit() {
-  const bool all_on_disk = !placement_.any_state(Tier::device) && !placement_.any_state(Tier::host);
-  if (all_on_disk || records_) append_commit();
+  if (placement_.all_state_on_disk() || records_) append_commit();
 }
 
 /// A block of another stage has no tiles.

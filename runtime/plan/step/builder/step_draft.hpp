@@ -95,7 +95,7 @@ class StepPart {
   [[nodiscard]] Value boundary_gradient(std::uint32_t layer, std::uint32_t m) const {
     return {ValueKind::boundary_gradient, layer, m, step_.round};
   }
-  /// Returns what the blocks of a layer, its parts, make one after another, as it is after `part`.
+  /// Returns a value that the blocks of a layer, its parts, make in turn, as it is after `part`.
   [[nodiscard]] Value made_by(ValueKind kind, std::uint32_t layer, std::uint32_t part,
                               std::uint32_t m) const {
     return {kind, layer, m, step_.round, part};
