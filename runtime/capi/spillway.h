@@ -131,7 +131,7 @@ enum { SPILLWAY_DECAY_DECOUPLED = 0, SPILLWAY_DECAY_L2 = 1 };
 /// Hyperparameters of a group of parameters for the next step.
 typedef struct spillway_group {
   uint32_t size;      ///< sizeof(spillway_group)
-  int32_t optimizer;  ///< SPILLWAY_ADAM...; all groups have the same one
+  int32_t optimizer;  ///< SPILLWAY_ADAM...; groups may have different ones
   double lr;          ///< finite, at least 0, as eps and weight_decay
   double beta1;       ///< in [0, 1); SGD: the momentum
   double beta2;       ///< in [0, 1)
@@ -212,7 +212,8 @@ SPILLWAY_API spillway_status spillway_add_parameter(spillway_trainer* trainer, c
                                                     uint32_t* index);
 
 /// Puts a parameter, before the start, into `unit`: a part of the model that is streamed as a
-/// whole, counted from 0 in the order of forward. Parameters of no unit stay on the device.
+/// whole, counted from 0 in the order of forward. Parameters of a unit are of at most two groups;
+/// those of no unit stay on the device.
 SPILLWAY_API spillway_status spillway_set_unit(spillway_trainer* trainer, uint32_t parameter,
                                                uint32_t unit);
 
@@ -229,8 +230,9 @@ SPILLWAY_API spillway_status spillway_start(spillway_trainer* trainer,
 SPILLWAY_API spillway_status spillway_values(spillway_trainer* trainer, uint32_t parameter,
                                              spillway_tensor* values);
 /// Reports that the program has written the values of a parameter itself, between a
-/// spillway_synchronize and the next gradient: the master follows, the moments stay. For values in
-/// host memory that are of no unit, the next step finds out by itself.
+/// spillway_synchronize and the next gradient: the master follows, the moments stay. Fails where
+/// nobody has waited for a deferred update, beside which the values may have been written. For
+/// values in host memory that are of no unit, the next step finds out by itself.
 SPILLWAY_API spillway_status spillway_values_changed(spillway_trainer* trainer, uint32_t parameter);
 
 /// What is waited for: nothing, what is in a stream so far, or an event.
@@ -341,11 +343,11 @@ SPILLWAY_API spillway_status spillway_write_state(spillway_trainer* trainer, uin
 /// Gradients of a step under way are not in it, and stay. It is whole and durable once this returns
 /// 0, and no checkpoint before that. Streams: it needs no second copy in memory.
 SPILLWAY_API spillway_status spillway_save(spillway_trainer* trainer, const char* directory);
-/// Takes the state of a checkpoint into a started trainer with the same parameters, groups and
-/// state format; where the state lives may differ. Returns SPILLWAY_CORRUPT_DATA for a damaged one,
-/// which has changed nothing. Where the disk fails in the middle of spillway_load,
-/// spillway_write_state or spillway_values_changed, steps return SPILLWAY_CORRUPT_DATA until a load
-/// succeeds, or that call does.
+/// Takes the state of a checkpoint into a started trainer with the same parameters, groups, units,
+/// `state_format` and `tile_parameters`; where the state lives may differ. Returns
+/// SPILLWAY_CORRUPT_DATA for a damaged one, which has changed nothing. Where the disk fails in the
+/// middle of spillway_load, spillway_write_state or spillway_values_changed, steps return
+/// SPILLWAY_CORRUPT_DATA until a load succeeds, or that call does.
 SPILLWAY_API spillway_status spillway_load(spillway_trainer* trainer, const char* directory);
 
 /// One line of a table of memory: every byte that the trainer has taken.

@@ -182,7 +182,8 @@ class EmbeddedTrainer {
   /// Whether that is memory of a GPU.
   [[nodiscard]] bool keeps_on_gpu(std::uint32_t parameter) const;
   /// Makes the master follow `values` that the framework has written; the moments stay. `writers`:
-  /// work that may still be writing them.
+  /// work that may still be writing them. Throws `Error{invalid_argument}` where nobody has waited
+  /// for a deferred update, which may have overwritten them.
   void take_values(std::uint32_t parameter, const offload::ForeignWork& writers = {},
                    TakenValues which = TakenValues::all);
   /// Forgets what is uploaded ahead, after the framework has written `values` of streamed
@@ -216,12 +217,19 @@ class EmbeddedTrainer {
   [[nodiscard]] bool reads_gradient(std::uint32_t parameter) const;
   /// Forgets the gradients of this step.
   void discard_gradients();
-  /// Forgets the gradients of one parameter. Throws `Error{not_supported}` where its part of the
-  /// norm may have been computed: if a step has a given number of gradients and parameters are not
-  /// streamed.
+  /// Forgets the gradients of one parameter.
   void discard_gradient(std::uint32_t parameter);
-  /// Completes the gradients of the step and returns their global norm, the divisor applied. `step`
-  /// or `discard_gradients` is next.
+  /// Reads the sum of a parameter's gradients in this step into [elements]; zeros where none came.
+  void read_gradient(std::uint32_t parameter, std::span<float> sum);
+  /// Replaces that sum by [elements], which are rounded to the dtype where a step has one gradient
+  /// of each parameter. Throws `Error{invalid_argument}` where none came.
+  void write_gradient(std::uint32_t parameter, std::span<const float> sum);
+  /// Takes more gradients of this step, also after `grad_norm` or `leaf_sums`, whose results are
+  /// of those so far. This and the three calls above end the plan that computes norms while
+  /// gradients come: it runs once more at the end of the step.
+  void reopen_gradients();
+  /// Completes the gradients of the step and returns their global norm, the divisor applied.
+  /// `step`, `discard_gradients` or `reopen_gradients` is next.
   [[nodiscard]] double grad_norm(double gradient_divisor = 1);
   /// Completes them likewise, and returns what their norm is made of until the next call of this
   /// object: for each parameter in order one sum of squares for each kLeafParameters elements, no
@@ -260,7 +268,8 @@ class EmbeddedTrainer {
   /// durable once this returns, and no checkpoint before that. Gradients of the step under way stay
   /// where they are, and are not in it.
   void save(const std::filesystem::path& directory);
-  /// Takes the state of a checkpoint of the same parameters, groups and formats, on whatever tier.
+  /// Takes the state of a checkpoint of the same parameters, groups, units, formats and
+  /// `tile_parameters`, on whatever tier.
   /// Throws `Error{corrupt_data}` for a damaged one, and has then changed nothing: all of it is
   /// read once before anything is taken.
   void load(const std::filesystem::path& directory);

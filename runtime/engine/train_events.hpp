@@ -37,7 +37,7 @@ class TrainObserver {
   virtual void noted(const std::string& text) = 0;
 };
 
-/// The run in numbers, also written to RUN/report.json.
+/// The run in numbers.
 struct TrainReport {
   std::uint64_t steps = 0;  ///< done by this process
   std::uint64_t last_step = 0;

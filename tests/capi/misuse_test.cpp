@@ -141,6 +141,8 @@ TEST_F(CMisuse, GradientsThatAreNotTheParameters) {
   start_all();
   expect_refused(give_changed([](spillway_tensor& t) { t.dtype = SPILLWAY_BF16; }),
                  SPILLWAY_INVALID_ARGUMENT, "\"bias\"", "bf16", "fp32");
+  expect_refused(give_changed([](spillway_tensor& t) { t.reserved = 7; }),
+                 SPILLWAY_INVALID_ARGUMENT, "\"bias\"", "reserved 7, which must be 0");
   expect_refused(give_changed([](spillway_tensor& t) { t.dtype = 7; }), SPILLWAY_INVALID_ARGUMENT,
                  "\"bias\"", "dtype 7");
   const std::int64_t wrong[] = {4};

@@ -11,11 +11,12 @@ using testing::HasSubstr;
 class CStreaming : public Training {
  protected:
   /// Two units, one parameter each, of which one is on the device at a time.
-  void start_streamed() {
+  void start_streamed(std::int32_t defers_updates = 0) {
     add_all();
     for (std::uint32_t i = 0; i < 2; ++i) SPILLWAY_OK_(spillway_set_unit(trainer, i, i));
     spillway_options options = SPILLWAY_OPTIONS_INIT;
     options.device_memory = 16 << 10;
+    options.defers_updates = defers_updates;
     SPILLWAY_OK_(spillway_start(trainer, &options));
   }
 
@@ -72,6 +73,17 @@ TEST_F(CStreaming, NoCallEndsAPassWhoseUnitIsEntered) {
   SPILLWAY_OK_(spillway_leave(trainer, 0, SPILLWAY_READY_NOW, nullptr));
   for (const std::uint32_t unit : {1U, 0U}) visit(unit, SPILLWAY_BACKWARD);
   SPILLWAY_OK_(spillway_step(trainer, nullptr, nullptr));
+  for (std::size_t i = 0; i < 5; ++i) EXPECT_NEAR(values(1)[i], start[1][i] - 0.02F, 1e-6);
+}
+
+TEST_F(CStreaming, RefusesValuesThatWereWrittenBeforeTheirUnitHasItsUpdate) {
+  start_streamed(/*defers_updates=*/1);
+  for (const std::uint32_t unit : {1U, 0U}) visit(unit, SPILLWAY_BACKWARD);
+  SPILLWAY_OK_(spillway_step(trainer, nullptr, nullptr));
+  EXPECT_EQ(spillway_values_changed(trainer, 1), SPILLWAY_INVALID_ARGUMENT);
+  EXPECT_THAT(spillway_last_message(), HasSubstr("\"bias\" was written while"));
+  for (const std::uint32_t unit : {0U, 1U}) visit(unit, SPILLWAY_FORWARD);
+  SPILLWAY_OK_(spillway_values_changed(trainer, 1));
   for (std::size_t i = 0; i < 5; ++i) EXPECT_NEAR(values(1)[i], start[1][i] - 0.02F, 1e-6);
 }
 

@@ -175,6 +175,46 @@ TEST_F(CTraining, TakesValuesThatTheProgramWrites) {
   EXPECT_THAT(master, Each(7.0F));
 }
 
+TEST_F(CTraining, RefusesValuesThatWereWrittenBesideADeferredUpdate) {
+  spillway_options options = SPILLWAY_OPTIONS_INIT;
+  options.defers_updates = 1;
+  start_all(&options);
+  std::vector<float> master(5);
+  for (const float written : {7.0F, 8.0F}) {
+    for (const std::uint32_t p : {0U, 1U}) SPILLWAY_OK_(give(p, start[p]));
+    SPILLWAY_OK_(spillway_step(trainer, nullptr, nullptr));
+    EXPECT_EQ(spillway_values_changed(trainer, 1), SPILLWAY_INVALID_ARGUMENT);
+    EXPECT_THAT(spillway_last_message(),
+                testing::AllOf(testing::HasSubstr("\"bias\""), testing::HasSubstr("synchronize")));
+    SPILLWAY_OK_(written == 7 ? spillway_synchronize(trainer) : spillway_wait(trainer, 1));
+    std::ranges::fill(values(1), written);
+    SPILLWAY_OK_(spillway_values_changed(trainer, 1));
+    SPILLWAY_OK_(spillway_read_state(trainer, 1, 5, master.data(), nullptr, nullptr));
+    EXPECT_THAT(master, Each(written));
+  }
+}
+
+TEST_F(CTraining, GroupsMayHaveDifferentOptimizers) {
+  spillway_group group = SPILLWAY_GROUP_INIT;
+  group.lr = 0.01;
+  SPILLWAY_OK_(spillway_add_group(trainer, &group, nullptr));
+  group.optimizer = SPILLWAY_SGD;
+  group.beta1 = 0;
+  SPILLWAY_OK_(spillway_add_group(trainer, &group, nullptr));
+  for (std::uint32_t i = 0; i < 2; ++i) {
+    const spillway_tensor tensor = tensor_of(std::span(start[i]), shapes[i]);
+    SPILLWAY_OK_(spillway_add_parameter(trainer, names[i].c_str(), i, &tensor, nullptr));
+  }
+  SPILLWAY_OK_(spillway_start(trainer, nullptr));
+  for (const std::uint32_t p : {0U, 1U}) {
+    SPILLWAY_OK_(give(p, std::vector<float>(start[p].size(), 3.0F)));
+  }
+  SPILLWAY_OK_(spillway_step(trainer, nullptr, nullptr));
+  // The first step of Adam is as long as the learning rate, one of SGD as that times the gradient.
+  for (std::size_t i = 0; i < 6; ++i) EXPECT_NEAR(values(0)[i], start[0][i] - 0.01F, 1e-6);
+  for (std::size_t i = 0; i < 5; ++i) EXPECT_NEAR(values(1)[i], start[1][i] - 0.03F, 1e-6);
+}
+
 TEST_F(CTraining, LoadsWhatItSaved) {
   start_all();
   compare(3);

@@ -277,7 +277,7 @@ TEST(RunClaim, RemovesTheFilesOfARunThatNeverCommitted) {
   run.write_config({.id = id, .model = tiny_llama(), .options = {}, .data = "data"});
   run.write_manifest(
       {.id = id, .state_id = id, .state = {run.in_manifest(state)}, .directory = run.root()});
-  const fs::path left[] = {run.metrics(), run.trace(), run.report(), run.notes()};
+  const fs::path left[] = {run.metrics(), run.trace(), run.notes()};
   for (const fs::path& path : left) write(path, "x");
   RunClaim claim({.run = run.root()});
   claim.prepare_state({});

@@ -46,8 +46,16 @@ void check_size(const Structure* given, std::string_view name) {
                     name, given->size, sizeof(Structure)));
 }
 
+/// Throws `Error{invalid_argument}` unless a reserved member is 0: a later library may give it a
+/// meaning.
+inline void check_reserved(std::int64_t value, std::string_view name, std::string_view member) {
+  check(value == 0, ErrorCode::invalid_argument,
+        fmt::format("{} has {} {}, which must be 0: make it from its SPILLWAY_..._INIT", name,
+                    member, value));
+}
+
 /// Returns what the caller gives: members that its header lacks are 0. Refuses members that this
-/// library does not know, unless they are 0.
+/// library does not know, and reserved ones, unless they are 0.
 template <class Structure>
 Structure read_structure(const Structure* given, std::string_view name) {
   check_size(given, name);
@@ -60,6 +68,8 @@ Structure read_structure(const Structure* given, std::string_view name) {
                     name, known, SPILLWAY_ABI_VERSION));
   Structure result{};
   std::memcpy(&result, given, known);
+  if constexpr (requires { result.reserved; }) check_reserved(result.reserved, name, "reserved");
+  if constexpr (requires { result.reserved2; }) check_reserved(result.reserved2, name, "reserved2");
   return result;
 }
 

@@ -67,7 +67,8 @@ void compare_parameters(const fs::path& directory,
   const auto at = static_cast<std::size_t>(first - saved.begin());
   throw Error(ErrorCode::invalid_argument,
               fmt::format("the checkpoint in {} is of other parameters: number {} is {} there and "
-                          "{} here",
+                          "{} here; register the same ones, in the same groups and units, as the "
+                          "trainer that saved it",
                           directory.string(), at, text(saved, at), text(wanted, at)));
 }
 
@@ -114,8 +115,9 @@ std::vector<std::uint64_t> check_checkpoint(const fs::path& directory,
   if (std::ranges::none_of(saved.parameters, has_place)) forget_places(layout, wanted);
   const auto compare = [&](std::string_view key, const auto& there, const auto& here) {
     check(there == here, ErrorCode::invalid_argument,
-          fmt::format("the checkpoint in {} has {} {}, and this trainer {}", directory.string(),
-                      key, there, here));
+          fmt::format("the checkpoint in {} has {} {}, and this trainer {}: make the trainer as "
+                      "that one was made",
+                      directory.string(), key, there, here));
   };
   compare("dtype", saved.dtype, wanted.dtype);
   compare("state_format", saved.state_format, wanted.state_format);

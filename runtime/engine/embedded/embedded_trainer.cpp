@@ -110,9 +110,18 @@ bool EmbeddedTrainer::reads_gradient(std::uint32_t parameter) const {
 void EmbeddedTrainer::discard_gradients() { implementation_->discard_gradients(); }
 
 void EmbeddedTrainer::discard_gradient(std::uint32_t parameter) {
-  static_cast<void>(implementation_->range(parameter));
-  implementation_->gradients().discard(parameter);
+  implementation_->discard_gradient(parameter);
 }
+
+void EmbeddedTrainer::read_gradient(std::uint32_t parameter, std::span<float> sum) {
+  implementation_->read_gradient(parameter, sum);
+}
+
+void EmbeddedTrainer::write_gradient(std::uint32_t parameter, std::span<const float> sum) {
+  implementation_->write_gradient(parameter, sum);
+}
+
+void EmbeddedTrainer::reopen_gradients() { implementation_->reopen_gradients(); }
 
 double EmbeddedTrainer::grad_norm(double gradient_divisor) {
   return implementation_->grad_norm(gradient_divisor);

@@ -5,9 +5,11 @@
 #include <algorithm>
 #include <chrono>
 
+#include "cpu_adam/adam.hpp"
 #include "cpu_adam/gradient_norm.hpp"
 #include "runtime/base/error.hpp"
 #include "runtime/base/thread.hpp"
+#include "runtime/engine/step/written_values.hpp"
 
 namespace spillway::engine {
 
@@ -245,15 +247,29 @@ void EmbeddedGradients::forget() {
 }
 
 void EmbeddedGradients::discard(std::uint32_t parameter) {
-  check(options_.gradients_per_step == 0 || layout_.workload.streams_external,
-        ErrorCode::not_supported,
-        fmt::format("the gradient of \"{}\" is dropped alone, and its norm is computed already: "
-                    "drop all of the optimizer's (zero_grad), or make it for any number of "
-                    "gradients (accumulation_steps=None)",
-                    layout_.names[parameter]));
-  land();
   const Lock lock(mutex_);
+  if (options_.gradients_per_step > 0) {
+    missing_[layout_.ranges[parameter].block] += received_[parameter];
+  }
   received_[parameter] = 0;
+}
+
+void EmbeddedGradients::read(std::uint32_t parameter, std::span<float> sum) const {
+  if (!has_come(parameter)) {
+    std::ranges::fill(sum, 0.0F);
+    return;
+  }
+  widen(plan::waiting_gradient_dtype(layout_.workload),
+        users_.values.gradient(layout_.ranges[parameter]), sum);
+}
+
+void EmbeddedGradients::write(std::uint32_t parameter, std::span<const float> sum) {
+  check(has_come(parameter), ErrorCode::invalid_argument,
+        fmt::format("\"{}\" has no gradient in this step that could be replaced: hand one over",
+                    layout_.names[parameter]));
+  cpu_adam::round_gradient(options_.isa.value_or(cpu_adam::best_isa()),
+                           plan::waiting_gradient_dtype(layout_.workload), sum.data(),
+                           users_.values.gradient(layout_.ranges[parameter]).data(), sum.size());
 }
 
 /// The body of the thread. Every later call throws what fails here.

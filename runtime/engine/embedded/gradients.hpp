@@ -56,8 +56,12 @@ class EmbeddedGradients {
   /// Writes zeros where no gradient came, while the plan of the step runs or once it is over.
   void fill_missing();
   void forget();
-  /// Forgets the gradients of a parameter, as EmbeddedTrainer::discard_gradient.
+
+  // As EmbeddedTrainer describes these, while nothing runs and no gradient is on its way.
+
   void discard(std::uint32_t parameter);
+  void read(std::uint32_t parameter, std::span<float> sum) const;
+  void write(std::uint32_t parameter, std::span<const float> sum);
 
  private:
   /// Which gradient of its parameter one is in a step.

@@ -26,6 +26,7 @@ EmbeddedTrainer::Implementation::Implementation(const EmbeddedOptions& options,
       layout_(make_layout(options, parameters, frozen)),
       process_(getpid()),
       gate_(layout_.workload.blocks.size(), options.device_memory ? Ends::both : Ends::backward),
+      waited_(layout_.workload.blocks.size()),
       cycle_(options, layout_, gate_),
       values_(cycle_.values()),
       parameters_(cycle_.parameters()),
@@ -79,15 +80,34 @@ void EmbeddedTrainer::Implementation::check_group(std::uint32_t group) const {
                     options_.groups.size()));
 }
 
+void EmbeddedTrainer::Implementation::check_count(std::uint32_t parameter,
+                                                  std::size_t count) const {
+  const std::uint64_t elements = range(parameter).count;
+  check(count == elements, ErrorCode::invalid_argument,
+        fmt::format("the state of \"{}\" has {} elements, not {}", layout_.names[parameter],
+                    elements, count));
+}
+
 /// Counts of 0 are of what a call does not want, or does not have.
 void EmbeddedTrainer::Implementation::check_counts(std::uint32_t parameter,
                                                    std::span<const std::size_t> counts) const {
-  const std::uint64_t elements = layout_.ranges[parameter].count;
   for (const std::size_t count : counts) {
-    check(count == 0 || count == elements, ErrorCode::invalid_argument,
-          fmt::format("the state of \"{}\" has {} elements, not {}", layout_.names[parameter],
-                      elements, count));
+    if (count != 0) check_count(parameter, count);
   }
+}
+
+/// Throws if the deferred update of a parameter may have run while its values were written: nobody
+/// has waited for it.
+void EmbeddedTrainer::Implementation::check_waited(std::uint32_t parameter) {
+  const std::optional<std::uint64_t> update = runner_.update();
+  if (!update) return;
+  const std::uint32_t block = layout_.ranges[parameter].block;
+  const bool is_streamed = streams() && block >= layout_.residents;
+  check(is_streamed ? gate_.has_begun_forward(block, *update) : waited_[block] == *update,
+        ErrorCode::invalid_argument,
+        fmt::format("\"{}\" was written while its deferred update may have been under way: call "
+                    "synchronize or wait first, then write it",
+                    layout_.names[parameter]));
 }
 
 const FrozenRange& EmbeddedTrainer::Implementation::frozen_range(std::uint32_t frozen) const {
@@ -178,6 +198,7 @@ void EmbeddedTrainer::Implementation::take_values(std::uint32_t parameter,
                                                   const offload::ForeignWork& writers,
                                                   TakenValues which) {
   const ParameterRange& at = range(parameter);
+  check_waited(parameter);
   park();
   values_.order_downloads(writers);
   if (values_.is_resident(at)) values_.download(at);
@@ -190,6 +211,25 @@ void EmbeddedTrainer::Implementation::discard_gradients() {
   gradients_.land();
   runner_.park();
   gradients_.forget();
+}
+
+void EmbeddedTrainer::Implementation::discard_gradient(std::uint32_t parameter) {
+  static_cast<void>(range(parameter));
+  rest();
+  gradients_.discard(parameter);
+}
+
+void EmbeddedTrainer::Implementation::read_gradient(std::uint32_t parameter, std::span<float> sum) {
+  check_count(parameter, sum.size());
+  rest();
+  gradients_.read(parameter, sum);
+}
+
+void EmbeddedTrainer::Implementation::write_gradient(std::uint32_t parameter,
+                                                     std::span<const float> sum) {
+  check_count(parameter, sum.size());
+  rest();
+  gradients_.write(parameter, sum);
 }
 
 double EmbeddedTrainer::Implementation::grad_norm(double divisor) {
@@ -243,7 +283,8 @@ void EmbeddedTrainer::Implementation::wait(std::uint32_t parameter) {
   const std::optional<std::uint64_t> update = runner_.update();
   if (!update) return runner_.check_sound();
   if (at.block < layout_.residents || !streams()) {
-    if (!gate_.wait_for_forward(at.block, *update)) runner_.check_sound();
+    if (!gate_.wait_for_forward(at.block, *update)) return runner_.check_sound();
+    waited_[at.block] = *update;
     return;
   }
   passes_.await_update(parameter, *update);

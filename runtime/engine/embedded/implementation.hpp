@@ -3,6 +3,8 @@
 
 #include <unistd.h>
 
+#include <atomic>
+#include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
@@ -35,6 +37,10 @@ class EmbeddedTrainer::Implementation {
   void take_values(std::uint32_t parameter, const offload::ForeignWork& writers, TakenValues which);
   void forget_uploads();
   void discard_gradients();
+  void discard_gradient(std::uint32_t parameter);
+  void read_gradient(std::uint32_t parameter, std::span<float> sum);
+  void write_gradient(std::uint32_t parameter, std::span<const float> sum);
+  void reopen_gradients() { rest(); }
   double grad_norm(double divisor);
   std::span<const double> leaf_sums();
   EmbeddedResult step(const EmbeddedStep& step);
@@ -70,7 +76,9 @@ class EmbeddedTrainer::Implementation {
   void gather();
   void rest();
   void park();
+  void check_count(std::uint32_t parameter, std::size_t count) const;
   void check_counts(std::uint32_t parameter, std::span<const std::size_t> counts) const;
+  void check_waited(std::uint32_t parameter);
 
   EmbeddedOptions options_;
   const EmbeddedLayout layout_;
@@ -78,6 +86,8 @@ class EmbeddedTrainer::Implementation {
   std::vector<double> leaf_sums_;        ///< of all parameters, in their order
   const pid_t process_;
   PassGate gate_;
+  /// By block that is not streamed: number of the last update that the framework has waited for.
+  std::vector<std::atomic<std::uint64_t>> waited_;
   EmbeddedCycle cycle_;
   EmbeddedValues& values_;      ///< of the cycle
   ParameterState& parameters_;  ///< of the cycle

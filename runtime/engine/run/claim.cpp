@@ -271,8 +271,7 @@ void RunClaim::remove_uncommitted_run() {
   }
   remove_file(run_.manifest());
   synchronize_directory(run_.root());
-  for (const fs::path& path :
-       {run_.config(), run_.metrics(), run_.trace(), run_.report(), run_.notes()}) {
+  for (const fs::path& path : {run_.config(), run_.metrics(), run_.trace(), run_.notes()}) {
     remove_file(path);
   }
   fs::remove_all(run_.checkpoints());

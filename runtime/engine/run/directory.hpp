@@ -74,7 +74,6 @@ class RunDirectory {
   [[nodiscard]] std::filesystem::path manifest() const { return root_ / "manifest.json"; }
   [[nodiscard]] std::filesystem::path metrics() const { return root_ / "metrics.jsonl"; }
   [[nodiscard]] std::filesystem::path trace() const { return root_ / "trace.json"; }
-  [[nodiscard]] std::filesystem::path report() const { return root_ / "report.json"; }
   /// Returns what a rank that shows nothing has noted.
   [[nodiscard]] std::filesystem::path notes() const { return root_ / "notes.log"; }
   [[nodiscard]] std::filesystem::path lock() const { return root_ / "lock"; }

@@ -17,6 +17,7 @@
 
 #include "runtime/base/error.hpp"
 #include "runtime/engine/embedded_trainer.hpp"
+#include "tools/python/bindings/arrays.hpp"
 #include "tools/python/bindings/bindings.hpp"
 #include "tools/python/bindings/interpreter.hpp"
 #include "tools/python/bindings/keeper.hpp"
@@ -27,44 +28,6 @@ namespace {
 namespace nb = nanobind;
 using engine::EmbeddedOptions;
 using engine::EmbeddedTrainer;
-
-/// An array of any element type in host memory, in one piece: a tensor of PyTorch, numpy or JAX.
-using Array = nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>;
-/// One of bytes, whatever they mean.
-using ByteArray = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Wide = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using ConstSums = nb::ndarray<const double, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using ConstWide = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-
-/// Returns the array's bytes. Throws `Error{invalid_argument}` unless it has elements of `dtype`,
-/// or whole numbers of 16 bits that are those of a 16-bit type: numpy has no other name for
-/// bfloat16.
-std::span<const std::byte> bytes_of(const Array& array, DType dtype, std::uint64_t elements,
-                                    const std::string& what) {
-  const nb::dlpack::dtype type = array.dtype();
-  const nb::dlpack::dtype wanted =
-      dtype == DType::bf16
-          ? nb::dlpack::dtype{static_cast<std::uint8_t>(nb::dlpack::dtype_code::Bfloat), 16, 1}
-          : nb::dlpack::dtype{static_cast<std::uint8_t>(nb::dlpack::dtype_code::Float),
-                              static_cast<std::uint8_t>(8 * size_of(dtype)), 1};
-  const nb::dlpack::dtype bits{static_cast<std::uint8_t>(nb::dlpack::dtype_code::UInt), 16, 1};
-  check(type == wanted || (size_of(dtype) == 2 && type == bits), ErrorCode::invalid_argument,
-        fmt::format("{} has elements of {} bits (DLPack's type {}); it must be {}", what, type.bits,
-                    type.code, name_of(dtype)));
-  check(array.size() == elements, ErrorCode::invalid_argument,
-        fmt::format("{} has {} elements; its parameter has {}", what, array.size(), elements));
-  return {static_cast<const std::byte*>(array.data()), array.nbytes()};
-}
-
-/// Returns one of the three arrays of a state, empty where it is None.
-template <class Result, class Source>
-std::span<Result> optional_span(const std::optional<Source>& array, std::uint64_t elements) {
-  if (!array) return {};
-  check(array->size() == elements, ErrorCode::invalid_argument,
-        fmt::format("an array of state has {} elements; its parameter has {}", array->size(),
-                    elements));
-  return {array->data(), array->size()};
-}
 
 /// An EmbeddedTrainer and what its arrays must be like.
 class Trainer {
@@ -86,6 +49,8 @@ class Trainer {
   [[nodiscard]] nb::object keeper() const { return keeper_of(held_); }
   [[nodiscard]] bool stays_on_device(std::uint32_t frozen) const { return frozen_stays_[frozen]; }
   void add_gradient(std::uint32_t parameter, const Array& gradient) const;
+  void read_gradient(std::uint32_t parameter, const Wide& sum) const;
+  void write_gradient(std::uint32_t parameter, const ConstWide& sum) const;
   void read_state(std::uint32_t parameter, const std::optional<Wide>& master,
                   const std::optional<Wide>& m, const std::optional<Wide>& v) const;
   void write_state(std::uint32_t parameter, const std::optional<ConstWide>& master,
@@ -144,6 +109,18 @@ void Trainer::add_gradient(std::uint32_t parameter, const Array& gradient) const
       gradient, dtype_, elements(parameter), "the gradient of " + held_->trainer->name(parameter));
   const Unlocked unlocked;
   held_->trainer->add_gradient(parameter, bytes);
+}
+
+void Trainer::read_gradient(std::uint32_t parameter, const Wide& sum) const {
+  const auto to = optional_span<float>(std::optional(sum), elements(parameter));
+  const Unlocked unlocked;
+  held_->trainer->read_gradient(parameter, to);
+}
+
+void Trainer::write_gradient(std::uint32_t parameter, const ConstWide& sum) const {
+  const auto from = optional_span<const float>(std::optional(sum), elements(parameter));
+  const Unlocked unlocked;
+  held_->trainer->write_gradient(parameter, from);
 }
 
 void Trainer::read_state(std::uint32_t parameter, const std::optional<Wide>& master,
@@ -287,6 +264,9 @@ void add_steps(nb::class_<Trainer>& trainer) {
       .def("discard_gradients", &unlocked<&EmbeddedTrainer::discard_gradients>)
       .def("discard_gradient", &unlocked<&EmbeddedTrainer::discard_gradient, std::uint32_t>,
            nb::arg("parameter"))
+      .def("reopen_gradients", &unlocked<&EmbeddedTrainer::reopen_gradients>)
+      .def("read_gradient", &Trainer::read_gradient, nb::arg("parameter"), nb::arg("sum"))
+      .def("write_gradient", &Trainer::write_gradient, nb::arg("parameter"), nb::arg("sum"))
       .def("grad_norm", &unlocked<&EmbeddedTrainer::grad_norm, double>, nb::arg("divisor"))
       .def("leaf_sums", &leaf_sums)
       .def(
