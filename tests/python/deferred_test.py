@@ -1,10 +1,12 @@
-"""Deferred updates beside what no submodule's forward pass waits for: weights that others use, and
-modules that were compiled before."""
+"""Deferred updates beside what no submodule's forward pass waits for: weights that others use,
+modules that were compiled before, and `state_dict`."""
+import io
+
 import pytest
 import torch
 
 import spillway
-from spillway.torch import OffloadedAdamW
+from spillway.torch import OffloadedAdamW, offload_model
 
 WIDTH, LAYERS = 1024, 3  # an update takes longer than the first operations of a forward pass
 
@@ -123,3 +125,22 @@ def test_what_was_used_before_its_update_was_waited_for_is_refused():
     train(lambda: model(batch(0)))
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         train(lambda: model(batch(1)))
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("part", [lambda model: model, lambda model: model.layers[-1]])
+def test_state_dict_has_the_values_of_after_the_update(part, streamed):
+    model = Calls()
+    if streamed:
+        offload_model(model, "64MiB")
+    optimizer = OffloadedAdamW(model.parameters(), deferred=model, threads=1, isa="scalar")
+    model(batch(0)).square().mean().backward()
+    before = [parameter.detach().clone() for parameter in part(model).parameters()]
+    optimizer.step()  # its update takes ten times as long as a copy of the parameters
+    file = io.BytesIO()
+    torch.save(part(model).state_dict(), file)
+    optimizer.synchronize()
+    saved = list(torch.load(io.BytesIO(file.getvalue())).values())
+    assert same(saved, part(model).parameters()) and not same(saved, before)
+    optimizer.close()
+    assert same(part(model).state_dict().values(), saved)

@@ -123,8 +123,8 @@ def deepspeed_configuration(folder, **parameters):
             "optimizer": {"type": "AdamW", "params": {
                 "lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto",
                 **parameters}},
-            "scheduler": {"type": "WarmupDecayLR", "params": {
-                "warmup_max_lr": "auto", "total_num_steps": "auto"}},
+            "scheduler": {"type": "WarmupCosineLR", "params": {
+                "warmup_num_steps": "auto", "total_num_steps": "auto"}},
             "zero_optimization": {"stage": 2, "reduce_bucket_size": "auto",
                                   "offload_optimizer": {"device": "nvme",
                                                         "nvme_path": str(folder)}}}
@@ -142,6 +142,14 @@ def test_a_configuration_of_deepspeed_takes_its_auto_values_from_the_arguments(t
     with pytest.raises(spillway.InvalidArgumentError, match="lr is 0.5, the arguments say 0.01"):
         make(SpillwayTrainer, seeded(gpt2), tmp_path / "2",
              spillway=deepspeed_configuration(tmp_path / "state", lr=0.5))
+
+
+def test_the_norm_of_a_trainer_with_a_loss_scale_is_that_without_one(tmp_path):
+    theirs = train(make(transformers.Trainer, seeded(gpt2), tmp_path / "0", 2))
+    trainer = make(SpillwayTrainer, seeded(gpt2), tmp_path / "1", 2)
+    trainer.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    for ours, reference in zip(train(trainer), theirs, strict=True):
+        assert ours == pytest.approx(reference, rel=2e-3)
 
 
 def test_deferred_of_a_trainer_is_a_switch(tmp_path):

@@ -284,6 +284,28 @@ def test_copies_of_an_offloaded_model_are_refused(copies):
     del optimizer
 
 
+def test_a_folder_of_an_offloaded_model_needs_the_same_blocks(tmp_path):
+    def make(blocks):
+        layers = [torch.nn.Linear(8, 8) for _ in range(4)]
+        model = torch.nn.Sequential(*layers)
+        if blocks:
+            offload_model(model, "1MiB", blocks=[layers[number] for number in blocks])
+        return model, OffloadedAdamW(model.parameters())
+
+    model, optimizer = make(range(4))
+    model(torch.ones(2, 8)).sum().backward()
+    optimizer.step()
+    optimizer.save(tmp_path / "saved")
+    for blocks in ((), range(3)):
+        other = make(blocks)[1]
+        with pytest.raises(spillway.InvalidArgumentError, match="in the same groups and units"):
+            other.load(tmp_path / "saved")
+        assert not other.has_state()
+    resumed, again = make(range(4))
+    again.load(tmp_path / "saved")
+    assert equal(resumed.parameters(), model.parameters())
+
+
 def test_client_state_of_the_engine_may_be_any_object(tmp_path):
     config = {"train_micro_batch_size_per_gpu": 2, "train_batch_size": 2,
               "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}}}

@@ -1,4 +1,5 @@
 """Names of TrainingArguments.optim: each is an optimizer of ours, or refused with what to use."""
+import functools
 import warnings
 
 import pytest
@@ -84,8 +85,10 @@ def test_optim_args_are_taken_or_refused(tmp_path):
 
 
 def make_of_deepspeed(tmp_path, configuration, **arguments):
+    fp16 = arguments.pop("fp16", False)
     args = transformers.TrainingArguments(
         output_dir=str(tmp_path), **{"use_cpu": True, "report_to": [], **arguments})
+    args.fp16 = fp16  # accelerate would look for a GPU
     trainer = SpillwayTrainer(model=torch.nn.Linear(8, 8), args=args, spillway={
         "gradient_accumulation_steps": "auto", **configuration})
     return trainer.create_optimizer()
@@ -122,12 +125,63 @@ def test_an_optimizer_of_deepspeed_is_the_one_that_the_arguments_name(tmp_path, 
     ({"spillway": {"compute": "bf16"}}, {}, "spillway.compute is bf16"),
     ({"spillway": {"device_memory": "1MB"}}, {}, "spillway.device_memory is 1MB.*offload_model"),
     ({"pipeline": {"stages": 2}}, {}, "pipeline.stages is 2"),
+    ({"fp16": {"enabled": "auto", "loss_scale": 128}}, {"fp16": True}, "fp16.loss_scale is 128"),
     ({"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "nvme"}}}, {},
      "no nvme_path")])
 def test_what_the_trainer_has_not_of_a_configuration_is_refused(tmp_path, configuration, arguments,
                                                                 words):
     with pytest.raises(spillway.Error, match=words):
         make_of_deepspeed(tmp_path, configuration, **arguments)
+
+
+def schedule_section(kind, **parameters):
+    return {"scheduler": {"type": kind, "params": {"warmup_num_steps": "auto", **parameters}}}
+
+
+#: What transformers' page on DeepSpeed says that each means: the rate of WarmupLR stays constant.
+SAME = {"WarmupLR": "constant_with_warmup", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
+
+
+@pytest.mark.parametrize("kind", [*SAME, "OneCycle"])
+def test_a_schedule_of_deepspeed_is_the_one_that_the_arguments_name(tmp_path, kind):
+    for said in ("linear", *SAME.values(), "polynomial"):
+        if said == SAME.get(kind):
+            make_of_deepspeed(tmp_path, schedule_section(kind), lr_scheduler_type=said)
+            continue
+        remedy = f'set lr_scheduler_type="{SAME[kind]}", or leave' if kind in SAME else "leave"
+        with pytest.raises(spillway.InvalidArgumentError,
+                           match=f"scheduler.type is {kind}.* is {said}: {remedy}"):
+            make_of_deepspeed(tmp_path, schedule_section(kind), lr_scheduler_type=said)
+
+
+def test_a_section_that_is_null_is_absent(tmp_path):
+    null = dict.fromkeys(("optimizer", "scheduler", "zero_optimization", "fp16"))
+    assert type(make_of_deepspeed(tmp_path, null)) is OffloadedAdamW
+
+
+def test_a_warm_up_of_another_form_is_noted(tmp_path):
+    def notes(**parameters):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            make_of_deepspeed(tmp_path, schedule_section("WarmupDecayLR", **parameters),
+                              warmup_steps=5)
+        return [each for each in caught if "by the logarithm" in str(each.message)]
+
+    assert [note.filename for note in notes()] == [__file__]
+    assert not notes(warmup_type="linear")
+
+
+def test_notes_on_a_configuration_are_shown(tmp_path):
+    with pytest.warns(UserWarning) as caught:
+        make_of_deepspeed(tmp_path, {
+            "fp16": {"enabled": "auto", "loss_scale": 0, "initial_scale_power": 8,
+                     "hysteresis": 2},
+            "zero_optimization": {"stage": 2, "overlap_comm": True}}, fp16=True)
+    said = "\n".join(str(each.message) for each in caught)
+    assert "fp16.initial_scale_power, fp16.hysteresis: not used: torch's GradScaler" in said
+    assert "zero_optimization.overlap_comm: not needed" in said
+    assert "absent" not in said
+    assert {each.filename for each in caught if ": not " in str(each.message)} == {__file__}
 
 
 def test_what_the_trainer_does_not_need_is_noted(tmp_path):
@@ -170,6 +224,24 @@ def test_a_choice_that_is_not_of_the_arguments_is_refused(tmp_path, base, more, 
         trainer(**more).create_optimizer()
     optimizer = OffloadedAdamW(model.parameters(), accumulation_steps=None)
     assert trainer(optimizers=(optimizer, None)).create_optimizer() is optimizer
+
+
+@pytest.mark.parametrize("optimizer, arguments, more, words", [
+    (torch.optim.AdamW, {}, {}, r"optimizer AdamW, whose.*optim.*OffloadedAdamW\("),
+    (OffloadedAdamW, {}, {"spillway": {"nvme": ["/disk"]}}, "spillway= is given beside.*leave"),
+    (OffloadedAdamW, {}, {"spillway": {"zero_optimization": {"stage": 2}}}, "spillway= is given"),
+    (functools.partial(OffloadedAdamW, max_norm=0.5), {}, {}, "is 0.5, and max_grad_norm .* 1.0"),
+    (functools.partial(OffloadedAdamW, max_norm=0.5), {"max_grad_norm": 0.0}, {}, "is 0.5.* 0"),
+    (None, {"deepspeed": {"zero_optimization": {"stage": 2}}}, {}, "DeepSpeed is on.*spillway=")])
+def test_an_optimizer_beside_other_wishes_is_refused(tmp_path, optimizer, arguments, more, words):
+    model = torch.nn.Linear(8, 8)
+    if optimizer is not None:
+        more = {"optimizers": (optimizer(model.parameters()), None), **more}
+    args = transformers.TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to=[])
+    for key, value in arguments.items():
+        setattr(args, key, value)
+    with pytest.raises(spillway.InvalidArgumentError, match=words):
+        SpillwayTrainer(model=model, args=args, **more)
 
 
 def test_a_trainer_that_chooses_nothing_has_the_optimizer_of_the_arguments(tmp_path):

@@ -19,6 +19,18 @@ _SECTIONS = {"optimizer", "scheduler", "zero_optimization", "fp16", "bf16", "gra
              "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"}
 #: Names of `optim` that stand for optimizers of a configuration.
 _OPTIM = {"adam": "adamw_torch", "lion": "lion_32bit", "adagrad": "adagrad", "sgd": "sgd"}
+#: Names of `lr_scheduler_type` that stand for schedules of a configuration.
+_SCHEDULES = {"WarmupLR": "constant_with_warmup", "WarmupDecayLR": "linear",
+              "WarmupCosineLR": "cosine", "Constant": "constant", "Linear": "linear",
+              "Cosine": "cosine"}
+#: Keys of the section `fp16` by which DeepSpeed chooses a loss scale.
+_LOSS_SCALE = ("initial_scale_power", "loss_scale_window", "hysteresis", "consecutive_hysteresis",
+               "min_loss_scale")
+#: Notes on what is left out of a configuration: the arguments say it.
+_IN_ARGUMENTS = ("spillway.decay: absent", "gradient_clipping: absent", "scheduler: absent",
+                 "optimizer: absent")
+#: What the warm-up of the Trainer's schedules is, among the parameters of a configuration's.
+_IN_A_LINE = ("warmup_type", "linear")
 
 
 def read_configuration(given: Any) -> dict[str, Any] | None:
@@ -59,30 +71,67 @@ def resolve(configuration: Mapping[str, Any], args: Any) -> dict[str, Any]:
     """Returns the configuration with the values of the arguments where it says "auto".
 
     Raises where another value differs from the arguments, which are what trains, and for a schedule
-    that is not "auto" throughout: `lr_scheduler_type` names it.
+    that `lr_scheduler_type` does not name or whose parameters are not "auto".
     """
     resolved = copy.deepcopy(dict(configuration))
+    schedule = resolved.pop("scheduler", None) or {}
+    _check_schedule(schedule, args)
     differ = []
     for path, value in _values_of(args).items():
         section = resolved
         for key in path[:-1]:
-            section = section.get(key, {})
+            section = section_of(section, key)
         said = section.get(path[-1])
         if said == "auto":
             section[path[-1]] = value
         elif said is not None and said != value:
             differ.append(f"{'.'.join(path)} is {said}, the arguments say {value}")
-    for key, said in resolved.pop("scheduler", {}).get("params", {}).items():
-        if said != "auto":
+    for key, said in section_of(schedule, "params").items():
+        if said != "auto" and (key, said) != _IN_A_LINE:
             differ.append(f"scheduler.params.{key} is {said}; choose the schedule by "
                           "lr_scheduler_type and warmup_steps")
     if differ:
         raise InvalidArgumentError("the configuration and the TrainingArguments differ: "
                                    f"{'; '.join(differ)}. Set one of the two, or write \"auto\"")
-    zero = resolved.get("zero_optimization", {})
+    zero = section_of(resolved, "zero_optimization")
     for key in [key for key, said in zero.items() if said == "auto"]:
         del zero[key]  # sizes of buckets and the like, which nothing here has
     return resolved
+
+
+def _check_schedule(section: Mapping[str, Any], args: Any) -> None:
+    """Raises unless the schedule of a configuration is the one that `lr_scheduler_type` of the
+    arguments names. Warns where its warm-up is another."""
+    kind = section.get("type")
+    if kind is None:
+        return
+    said = getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)
+    if said != _SCHEDULES.get(kind):
+        remedy = f'set lr_scheduler_type="{_SCHEDULES[kind]}", or ' if kind in _SCHEDULES else ""
+        raise InvalidArgumentError(
+            f"scheduler.type is {kind}, and lr_scheduler_type of the arguments, which trains, is "
+            f"{said}: {remedy}leave the section scheduler out")
+    key, value = _IN_A_LINE
+    warms_up = kind.startswith("Warmup") and args.get_warmup_steps(1_000_000) > 0
+    if warms_up and section_of(section, "params").get(key) != value:
+        warnings.warn(f"scheduler.type {kind} warms up by the logarithm of the step, and the "
+                      f'Trainer in a line: write scheduler.params.{key} "{value}" if you mean that',
+                      stacklevel=4)
+
+
+def _check_loss_scale(section: Mapping[str, Any]) -> list[str]:
+    """Returns notes on keys of the section `fp16` that a Trainer does not use. Raises for a loss
+    scale that is constant."""
+    if not section.get("enabled"):
+        return []
+    if (scale := section.get("loss_scale")) not in (None, 0, "auto"):
+        raise NotSupportedError(
+            f"fp16.loss_scale is {scale}, which stays as it is, and torch's GradScaler changes "
+            "that of the Trainer: leave it out, or train with spillway.torch.initialize")
+    unused = [f"fp16.{key}" for key in _LOSS_SCALE if section.get(key) not in (None, "auto")]
+    return [f"{', '.join(unused)}: not used: torch's GradScaler scales the loss of the Trainer; it "
+            "begins with 65536, halves it at an overflow and doubles it after 2000 steps without "
+            "one"] if unused else []
 
 
 def _check_optimizer(group: Any, section: Mapping[str, Any], args: Any) -> None:
@@ -116,9 +165,12 @@ def offload_options(configuration: Mapping[str, Any], args: Any) -> dict[str, An
         if own.get(key) is not None and own[key] == value:
             raise NotSupportedError(f"spillway.{key} is {value}, which the Trainer does not take: "
                                     f"leave it out; {remedy}")
-    for note in check_unused(configuration, parsed.nvme, "the Trainer",
-                             on_cpu=args.device.type == "cpu"):
-        warnings.warn(note, stacklevel=3)
+    notes = check_unused(configuration, parsed.nvme, "the Trainer",
+                         on_cpu=args.device.type == "cpu")
+    notes += _check_loss_scale(section_of(configuration, "fp16"))
+    for note in (*parsed.notes, *notes):
+        if not note.startswith(_IN_ARGUMENTS):
+            warnings.warn(note, stacklevel=3)
     options = {"nvme": parsed.nvme, "threads": parsed.threads, "seed": parsed.seed,
                "host_memory": parsed.host_memory, "isa": own.get("isa")}
     if "state_format" in own:

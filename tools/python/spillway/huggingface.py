@@ -42,9 +42,10 @@ class Offloaded:
     `deferred=True` and so on; or it is a configuration of DeepSpeed (its path, or a dict with a
     section such as `zero_optimization`), whose "auto" values come from the arguments and whose
     others must be equal to them, as `TrainingArguments(deepspeed=...)` asks for. Everything else
-    comes from the TrainingArguments: the optimizer (AdamW, Adagrad or SGD, by `optim`), its
+    comes from the TrainingArguments: the optimizer (AdamW, Lion, Adagrad or SGD, by `optim`), its
     hyperparameters, weight decay by group, accumulation and `max_grad_norm`. Checkpoints hold the
-    state in the folder `spillway`, written block by block.
+    state in the folder `spillway`, written block by block. `optimizers=` may have an optimizer of
+    `spillway.torch` in place of `spillway`.
     """
 
     def __init__(self, *arguments: Any, spillway: str | os.PathLike | dict[str, Any] | None = None,
@@ -61,11 +62,40 @@ class Offloaded:
                 f"deferred of the Trainer is {self._spillway['deferred']!r}; it is True or False, "
                 "for the module is the Trainer's model")
         super().__init__(*arguments, **keywords)
+        self._check_deepspeed()
+        if self.optimizer is not None:
+            self._check_optimizer(spillway)
         check_alone(type(self).__name__)
         check_unwrapped(self.model, type(self).__name__)
         if self._deepspeed is not None:
             self._spillway = offload_options(resolve(self._deepspeed, self.args),
                                              self.args)
+
+    def _check_deepspeed(self) -> None:
+        """Raises if DeepSpeed would train."""
+        if getattr(self.args, "deepspeed", None) or getattr(self, "is_deepspeed_enabled", False):
+            raise InvalidArgumentError(
+                "DeepSpeed is on, by deepspeed of the TrainingArguments or by accelerate's "
+                "launcher, and would keep the state itself: leave it out, and give its "
+                'configuration as spillway="ds_config.json"')
+
+    def _check_optimizer(self, spillway: Any) -> None:
+        """Raises if an optimizer that is given is none of ours, or other options are given too."""
+        given = self._offloaded()
+        if not isinstance(given, OffloadedOptimizer):
+            raise InvalidArgumentError(
+                f"optimizers= has the optimizer {type(given).__name__}, whose state is not "
+                "offloaded: leave it out and name one by optim of the arguments, or give "
+                "OffloadedAdamW(..., accumulation_steps=None)")
+        if spillway:
+            raise InvalidArgumentError(
+                f"spillway= is given beside an {type(given).__name__} in optimizers=, which has "
+                "options of its own: give them to that optimizer, or leave optimizers= out")
+        limit = self.args.max_grad_norm or 0
+        if given.max_norm not in (0, limit):
+            raise InvalidArgumentError(
+                f"max_norm of the optimizer is {given.max_norm}, and max_grad_norm of the "
+                f"arguments, which clips, is {limit}: set max_grad_norm, and leave max_norm out")
 
     def create_optimizer(self, model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
         """Makes the optimizer that the arguments name, offloaded."""
@@ -113,11 +143,11 @@ class Offloaded:
         return getattr(self.optimizer, "optimizer", self.optimizer)
 
     def _clip_grad_norm(self, model: torch.nn.Module) -> torch.Tensor:
-        return self._offloaded().clip_grad_norm_(self.args.max_grad_norm)
+        return self._offloaded().clip_grad_norm_(self.args.max_grad_norm, self.accelerator.scaler)
 
     def _get_grad_norm(self, model: torch.nn.Module, grad_norm: Any = None) -> Any:
         if grad_norm is None:
-            grad_norm = self._offloaded().clip_grad_norm_(0.0)
+            grad_norm = self._offloaded().clip_grad_norm_(0.0, self.accelerator.scaler)
         return float(grad_norm)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:

@@ -8,14 +8,20 @@ it, and `optimizer.step()` updates all parameters in one pass. Master weights an
 host memory or, with `nvme`, on disk. `offload_model` streams the parameters of a model's blocks
 through a part of the device.
 """
-from spillway.torch.engine import (
+import torch
+
+if torch.__version__ < (2, 4):
+    raise ImportError("spillway.torch needs PyTorch 2.4 or later, and this is "
+                      f"{torch.__version__}: pip install --upgrade torch")
+
+from spillway.torch.engine import (  # noqa: E402: of a version that has what it needs
     Engine,
     Schedule,
     add_config_arguments,
     init_distributed,
     initialize,
 )
-from spillway.torch.optimizers import (
+from spillway.torch.optimizers import (  # noqa: E402
     OffloadedAdagrad,
     OffloadedAdam,
     OffloadedAdamW,
@@ -23,7 +29,7 @@ from spillway.torch.optimizers import (
     OffloadedOptimizer,
     OffloadedSGD,
 )
-from spillway.torch.streaming import offload_model
+from spillway.torch.streaming import offload_model  # noqa: E402
 
 __all__ = ["Engine", "OffloadedAdagrad", "OffloadedAdam", "OffloadedAdamW", "OffloadedLion",
            "OffloadedOptimizer", "OffloadedSGD", "Schedule", "add_config_arguments",

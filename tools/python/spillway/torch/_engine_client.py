@@ -13,6 +13,9 @@ from spillway._paths import existing_folders
 from spillway.errors import InvalidArgumentError
 from spillway.torch._offloaded import OffloadedOptimizer
 
+#: Schedules whose rate falls until a last step.
+_ENDING = ("Linear", "Cosine", "WSD", "WarmupDecayLR", "WarmupCosineLR")
+
 
 def check_client(optimizer: Any, document: Mapping[str, Any], folders: list[str]) -> None:
     """Raises where a configuration, whose folders of state are `folders`, asks for what the
@@ -46,6 +49,18 @@ def with_rate_of(optimizer: OffloadedOptimizer, document: Mapping[str, Any], ori
             "the configuration has one: give lr_scheduler=, and leave the section scheduler out")
     section = {"type": "AdamW", "params": {"lr": rates.pop()}}
     return native.Configuration(to_text({**document, "optimizer": section}), origin)
+
+
+def check_end(document: Mapping[str, Any]) -> None:
+    """Raises if the schedule of a configuration falls until a step that nothing names."""
+    section = section_of(document, "scheduler")
+    end = section_of(section, "params").get("total_num_steps")
+    if section.get("type") in _ENDING and end in (None, 0, "auto"):
+        said = {None: "absent", "auto": '"auto"'}.get(end, end)
+        raise InvalidArgumentError(
+            f"scheduler.params.total_num_steps is {said}, and the rate of {section['type']} falls "
+            "until that step, which a loop of one's own has not told: write the number of its "
+            "updates")
 
 
 def clip(optimizer: OffloadedOptimizer, limit: float) -> None:

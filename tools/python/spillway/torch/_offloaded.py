@@ -131,6 +131,7 @@ class OffloadedOptimizer(WithSteps):
         self._register()
         if deferred is not None:
             self._wait_before_forward(deferred)
+            self._wait_before_state_dict(deferred)
 
     def options(self) -> dict[str, Any]:
         """Returns what it was made with, for its trainers."""
@@ -167,6 +168,17 @@ class OffloadedOptimizer(WithSteps):
         torch._dynamo.config.skip_nnmodule_hook_guards = False
         torch._dynamo.reset()
 
+    def _wait_before_state_dict(self, module: torch.nn.Module) -> None:
+        """Makes `state_dict` of a module and of its submodules wait for all updates."""
+        optimizer = weakref.ref(self)
+
+        def wait(*_: Any) -> None:
+            if (alive := optimizer()) is not None:
+                alive.synchronize()
+
+        for part in module.modules():
+            self._lifetime.hooks.append(part.register_state_dict_pre_hook(wait))
+
     def _wait(self, parameters: list[torch.Tensor]) -> None:
         for parameter in parameters:
             if parameter in self._places:
@@ -175,14 +187,14 @@ class OffloadedOptimizer(WithSteps):
 
     def synchronize(self) -> None:
         """Waits until every update that was decided is applied. With `deferred`, call it before you
-        read parameters outside of forward passes."""
+        read parameters outside of forward passes and `state_dict` of their modules."""
         self._end_passes()
         for shard in self._shards:
             shard.wait_all()
 
     def values_changed(self, parameter: torch.Tensor) -> None:
         """Makes the master of a parameter what its values are: needed after writes in place through
-        `parameter.data` on a GPU, in an offloaded model and with ranks. A step notices others."""
+        `parameter.data` on a GPU and in an offloaded model. A step notices others."""
         self._end_passes()
         shard, index = self._places[parameter]
         shard.take_values(index)

@@ -41,6 +41,7 @@ class Partition(Held):
         self._ranks = ranks = rounds.ranks
         ranks.check_same(entries)
         self._needs_all = options.missing == "refuse"
+        self._summed: set[int] = set()  # whose sums of this step were taken out of `grad`
         self._elements = [entry.parameter.numel() for entry in entries]
         self._buckets = list(make_buckets(entries, ranks.size, self._deliver))
         self._bucket_of = [bucket for bucket in self._buckets for _ in bucket.indices]
@@ -116,9 +117,14 @@ class Partition(Held):
         for index, parameter in reversed(list(enumerate(self._parameters))):
             if self._received[index] == 0:
                 self.add_gradient(index)
-            if parameter.grad is not None and index not in self._left:
+            if index in self._left:
+                continue
+            if parameter.grad is not None:
                 self._rounds.put(self._bucket_of[index], index, parameter.grad.contiguous())
                 parameter.grad = None
+                self._summed.add(index)
+            elif index not in self._summed:
+                self._received[index] = 0  # the program has dropped the sum
 
     def _deliver(self, bucket: Bucket, gradients: torch.Tensor) -> None:
         """Adds what the ranks have sent, in their order."""
@@ -147,6 +153,7 @@ class Partition(Held):
 
     def _forget(self) -> None:
         self._rounds.forget()
+        self._summed.clear()
         super()._forget()
 
     # Steps.
@@ -185,6 +192,8 @@ class Partition(Held):
 
     def step(self, divisor: float, max_norm: float, norm: float | None) -> tuple[float, bool]:
         """Updates with the mean of all ranks' gradients, whose norm is given."""
+        for index in range(self._trained):
+            self._bring(index)
         norm, skipped = self._own.step(divisor * self._ranks.size, max_norm, norm)
         self._forget()
         if not skipped:
@@ -210,11 +219,22 @@ class Partition(Held):
     def wait_all(self) -> None:
         """Returns at once: ranks defer no update."""
 
-    def _take_values(self, index: int, changed: bool) -> None:
+    def _bring(self, index: int) -> int | None:
+        """Gives what this rank trains of a parameter the values that the program may have written;
+        returns its number."""
         if (own := self._number_of.get(index)) is not None:
             bucket = self._bucket_of[index]
             start, end = bucket.cut(index, self._ranks.rank)
             self._own.entries[own].parameter.data.copy_(bucket.memory[start:end])
+        return own
+
+    def take_write(self, index: int) -> None:
+        """Makes the master follow, also where torch has kept no count of a write."""
+        super().take_write(index)
+        self._bring(index)
+
+    def _take_values(self, index: int, changed: bool) -> None:
+        if (own := self._bring(index)) is not None:
             self._own.trainer.wait(own)
             self._own._take_values(own, changed)
 
@@ -262,7 +282,6 @@ class Partition(Held):
                                for tensor in (master, m, v)))
 
     def load(self, folder: str) -> None:
-        """Takes a checkpoint of this rank's part; all parameters follow."""
+        """Takes a checkpoint of this rank's part; all parameters follow with `publish`."""
         self.take_writes()
         self._own.load(folder)
-        self.publish()

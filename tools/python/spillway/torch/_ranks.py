@@ -11,15 +11,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from spillway.errors import InternalError, InvalidArgumentError
+from spillway.errors import CorruptDataError, InternalError, InvalidArgumentError
 from spillway.torch._registered import Registered
 
 #: What ranks announce, with the number that must be the same on all.
 CALLS = ("registers {} parameters", "begins backward pass {} of a step",
          "completes a step after {} backward passes",
          "calls step with settings (hyperparameters, max_norm, divisor, steps before) of checksum "
-         "{:08x}", "calls state_dict, which reads parameter {}")
-REGISTERS, BEGINS_PASS, COMPLETES, STEPS, READS = range(len(CALLS))
+         "{:08x}", "calls state_dict, which reads parameter {}", "calls load")
+REGISTERS, BEGINS_PASS, COMPLETES, STEPS, READS, LOADS = range(len(CALLS))
 
 
 def checksum(value: Any) -> int:
@@ -110,6 +110,15 @@ class Ranks:
                         "ranks register different parameters (name, group, shape, type): rank "
                         f"{self.rank} has {mine} where rank {rank} has {other}; make the same "
                         "model on all ranks, with its parameters in the same order")
+
+    def check_loaded(self, folder: str, updates: int) -> None:
+        """Raises unless what all ranks have loaded is of one step, as where a save was killed
+        between two ranks it is not."""
+        for rank, theirs in enumerate(self.announce(LOADS, 0, updates).details()):
+            if theirs != updates:
+                raise CorruptDataError(
+                    f"{folder} is of step {updates}, and what rank {rank} has loaded of step "
+                    f"{theirs}: load another checkpoint")
 
     def share_first(self, values: torch.Tensor) -> None:
         """Makes values those of the first rank."""

@@ -327,10 +327,15 @@ class WithState(WithGroups):
         self._end_passes()
         self._check_registered()
         groups = self._read_groups(directory)
-        folders = self._folders(directory)
-        for number, (folder, shard) in enumerate(folders, 1):
+        for folder, shard in self._folders(directory):
             shard.load(folder)
-            self._cut_off = "load" if number < len(folders) else ""
+            self._cut_off = "load"
+        if self._ranks is not None:
+            self._ranks.check_loaded(directory, max(
+                (shard.trainer.updates for shard in self._shards), default=0))
+        for shard in self._shards:
+            shard.publish()
+        self._cut_off = ""
         self._take_groups(groups)
         self._state_replaced(by_folder=True)
 
