@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import spillway
-from spillway.torch import OffloadedAdamW, initialize
+from spillway.torch import OffloadedAdamW, OffloadedSGD, initialize
 
 CONFIG = {"train_micro_batch_size_per_gpu": 4,
           "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}}}
@@ -71,13 +71,39 @@ def group_of_one(tmp_path):
     torch.distributed.destroy_process_group()
 
 
-def test_a_wrapper_that_writes_gradients_again_is_refused(group_of_one):
+def test_the_mean_that_a_wrapper_writes_is_what_updates(group_of_one):
+    models = [torch.nn.Linear(8, 1) for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    for model, kind in zip(models, (OffloadedSGD, torch.optim.SGD), strict=True):
+        optimizer = kind(model.parameters(), lr=0.1)  # which a factor shows in, unlike Adam
+        wrapped = torch.nn.parallel.DistributedDataParallel(model)
+        wrapped.register_comm_hook(None, half_of_bucket)
+        for _ in range(2):
+            wrapped(torch.ones(2, 8)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    torch.testing.assert_close(models[0].weight, models[1].weight)
+
+
+def half_of_bucket(_, bucket):
+    """Stands for the mean over two ranks."""
+    done = torch.futures.Future()
+    done.set_result(bucket.buffer() * 0.5)
+    return done
+
+
+def test_a_wrapper_that_writes_gradients_of_ranks_again_is_refused(group_of_one):
     model = torch.nn.Linear(8, 1)
-    optimizer = OffloadedAdamW(model.parameters(), accumulation_steps=None)
+    optimizer = OffloadedAdamW(model.parameters(), accumulation_steps=None, stage=2,
+                               process_group=torch.distributed.group.WORLD)
     wrapped = torch.nn.parallel.DistributedDataParallel(model)
     wrapped(torch.ones(2, 8)).sum().backward()
     with pytest.raises(spillway.InvalidArgumentError, match="DistributedDataParallel"):
         optimizer.step()
+
+
+def test_a_wrapped_model_is_refused_where_the_engine_or_deferred_updates_need_it(group_of_one):
+    wrapped = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 1))
     with pytest.raises(spillway.NotSupportedError, match="DistributedDataParallel"):
         initialize(model=wrapped, config=CONFIG)
     with pytest.raises(spillway.NotSupportedError, match="DistributedDataParallel"):

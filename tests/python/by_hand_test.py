@@ -200,33 +200,18 @@ def test_gradients_that_are_set_to_zero_are_zeros(zero, steps):
     assert near(*trained, 1e-5)
 
 
-def set_data(net):
-    for parameter in net.parameters():
-        parameter.grad.data = torch.full_like(parameter, 0.01)
-
-
-def change_data(net):
-    net.first.weight.grad.data.mul_(0.5)
-
-
-def from_a_vector(net):
-    gradients = [parameter.grad for parameter in net.parameters()]
-    torch.nn.utils.vector_to_parameters(torch.full((144,), 0.01), gradients)
-
-
 def exchange(net):
     first, second = net.first.weight, net.second.weight
     first.grad, second.grad = second.grad, first.grad
 
 
 @pytest.mark.parametrize("steps", [1, None])
-@pytest.mark.parametrize("change", [set_data, change_data, from_a_vector, exchange])
-def test_gradients_that_have_left_take_no_other_values(change, steps):
+def test_gradients_that_have_left_are_no_other_parameters(steps):
     net, before = Layers(), Layers()
     optimizer = OffloadedAdamW(net.parameters(), accumulation_steps=steps, max_norm=1.0)
     net(batch(0)).backward()
-    change(net)
-    with pytest.raises(spillway.NotSupportedError, match=r"was changed|is that of|=None"):
+    exchange(net)
+    with pytest.raises(spillway.NotSupportedError, match="is that of"):
         optimizer.step()
     assert equal(net.parameters(), before.parameters())
     optimizer.zero_grad()

@@ -1,13 +1,18 @@
 """spillway.torch.initialize beside deepspeed.initialize: the same program, with the import
 changed."""
+import collections
+import dataclasses
 import json
+import math
 import pathlib
 import subprocess
 import sys
+import types
 import warnings
 
 import pytest
 import torch
+import transformers
 
 import spillway
 from spillway.torch import OffloadedAdamW, init_distributed, initialize
@@ -33,10 +38,11 @@ def test_a_script_of_deepspeed_has_its_losses_and_rates(tmp_path):
         assert mine["loss"] == pytest.approx(reference["loss"], rel=1e-4)
 
 
-def make(folder, **more):
+def make(folder, model=None, **more):
     folder.mkdir(exist_ok=True)
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1))
+    model = model or torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Tanh(),
+                                         torch.nn.Linear(32, 1))
     config = {"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2,
               "optimizer": {"type": "Adam", "params": {"lr": 1e-2}},
               "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 4}},
@@ -45,7 +51,7 @@ def make(folder, **more):
     return initialize(model=model, model_parameters=model.parameters(), config=config)[0]
 
 
-def train(engine, steps, spoilt=None):
+def train(engine, steps, spoilt=None, clip=0.0):
     for step in steps:
         for micro_batch in range(2):
             generator = torch.Generator().manual_seed(10 * step + micro_batch)
@@ -54,6 +60,8 @@ def train(engine, steps, spoilt=None):
             if step == spoilt:
                 loss = loss * float("inf")
             engine.backward(loss)
+            if clip and engine.is_gradient_accumulation_boundary():
+                torch.nn.utils.clip_grad_norm_(engine.parameters(), clip)
             engine.step()
     engine.optimizer.synchronize()
     return [parameter.detach().clone() for parameter in engine.parameters()]
@@ -99,6 +107,64 @@ def test_losses_of_micro_batches_are_averaged(tmp_path):
         optimizer.step()
     for mine, reference in zip(ours, model.parameters(), strict=True):
         assert torch.allclose(mine, reference, atol=1e-6)
+
+
+class WithLoss(torch.nn.Module):
+    """Returns its loss beside what that is made of, as models of transformers do."""
+
+    def __init__(self, outputs=dict):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.outputs = torch.nn.Linear(8, 1), outputs
+
+    def forward(self, x):
+        y = self.layer(x)
+        return self.outputs(loss=y.square().mean(), logits=y)
+
+
+def norm_of_mean(weigh):
+    """The norm of the mean of two losses' gradients, which torch alone computes."""
+    model = WithLoss(types.SimpleNamespace)
+    sum(weigh(model(torch.full((4, 8), x))) for x in (1.0, 2.0)).div(2).backward()
+    return float(torch.nn.utils.clip_grad_norm_(model.parameters(), math.inf))
+
+
+@pytest.mark.parametrize("outputs", [
+    dict, types.SimpleNamespace, collections.namedtuple("Outputs", "loss logits"),
+    transformers.modeling_outputs.CausalLMOutput,
+    dataclasses.make_dataclass("Outputs", ["loss", "logits"], frozen=True)])
+@pytest.mark.parametrize("weigh", [lambda out: out.loss, lambda out: out.loss.mul_(2),
+                                   lambda out: out.loss + out.logits.sum()])
+def test_a_loss_of_the_programs_own_is_averaged_once_whatever_the_model_returns(
+        tmp_path, outputs, weigh):
+    engine = make(tmp_path, WithLoss(outputs))
+    for x in (1.0, 2.0):
+        found = engine(torch.full((4, 8), x))
+        weigh(types.SimpleNamespace(**found) if outputs is dict else found).backward()
+        engine.step()
+    assert engine.get_global_grad_norm() == pytest.approx(norm_of_mean(weigh), rel=1e-5)
+
+
+@pytest.mark.parametrize("more", [{}, {
+    "gradient_accumulation_steps": 1, "fp16": {"enabled": True, "initial_scale_power": 8}}])
+def test_a_loss_that_no_output_leads_to_is_refused(tmp_path, more):
+    def run(backward):
+        for x in (1.0, 2.0)[:engine.gradient_accumulation_steps()]:
+            x = torch.full((4, 8), x, dtype=next(engine.parameters()).dtype)
+            backward(engine.module(x)["loss"].float())
+            engine.step()
+
+    engine = make(tmp_path, WithLoss(), **more)
+    before = [parameter.detach().clone() for parameter in engine.parameters()]
+    with pytest.raises(spillway.InvalidArgumentError,
+                       match=r"parameter . of group 0 came from a loss .*engine\.backward\(loss\)"):
+        run(lambda loss: loss.backward())
+    assert all(torch.equal(a, b) for a, b in zip(engine.parameters(), before, strict=True))
+    engine = make(tmp_path, WithLoss(), **more)
+    run(engine.backward)
+    if not more:
+        expected = norm_of_mean(lambda out: out.loss)
+        assert engine.get_global_grad_norm() == pytest.approx(expected, rel=1e-5)
 
 
 def plain(decayed, steps=6, clip=0.0, bias_correction=True):
@@ -157,35 +223,26 @@ def test_all_parameters_are_decayed_as_with_deepspeed_and_no_note_says_otherwise
         make(tmp_path, **adamw(), spillway={"decay": "matrices"})
 
 
-def test_without_a_limit_nothing_is_clipped_and_a_clip_of_torch_is_refused(tmp_path):
+def test_without_a_limit_nothing_is_clipped_and_a_clip_of_torch_clips(tmp_path):
     unlimited = {**adamw(), "gradient_clipping": None}
     assert is_close(train(make(tmp_path, **unlimited), range(6)), plain(all_of))
-    engine = make(tmp_path, **unlimited)
-    for _ in range(2):
-        (1e3 * engine(torch.ones(4, 8)).pow(2).mean()).backward()
-        torch.nn.utils.clip_grad_norm_(engine.parameters(), 0.05)
-        if engine.is_gradient_accumulation_boundary():
-            with pytest.raises(spillway.NotSupportedError, match="nothing was clipped"):
-                engine.step()
-        else:
-            engine.step()
+    assert is_close(train(make(tmp_path, **unlimited), range(6), clip=0.05),
+                    plain(all_of, clip=0.05))
 
 
-def test_a_clip_of_torch_beside_that_of_the_configuration_is_refused(tmp_path):
-    """DeepSpeed ignores it with ZeRO, and clips twice without."""
-    engine = make(tmp_path, **{**adamw(), "gradient_clipping": 0.5})
-    train(engine, range(1))
+@pytest.mark.parametrize("of_torch, of_ours", [(0.5, 0.05), (0.05, 0.5)])
+def test_a_clip_of_torch_beside_that_of_the_configuration_clips_first(tmp_path, of_torch, of_ours):
+    """As with DeepSpeed without ZeRO; with ZeRO it ignores the one of torch."""
+    engine = make(tmp_path, **{**adamw(), "gradient_clipping": of_ours})
+    assert is_close(train(engine, range(6), clip=of_torch), plain(all_of, clip=0.05))
+
+
+def test_a_clip_of_torch_while_a_loss_scale_is_in_gradients_is_refused(tmp_path):
+    engine = make(tmp_path, **adamw(), fp16={"enabled": True, "loss_scale": 128})
     before = [parameter.detach().clone() for parameter in engine.module.parameters()]
-    engine.backward(engine(torch.ones(4, 8)).pow(2).mean())
-    torch.nn.utils.clip_grad_norm_(engine.parameters(), 0.05)
-    with pytest.raises(spillway.NotSupportedError, match="gradient_clipping clips each step to 0"):
-        engine.step()
+    with pytest.raises(spillway.NotSupportedError, match="loss scale 128 of fp16"):
+        train(engine, range(1), clip=0.05)
     assert is_close(before, engine.module.parameters())
-    engine.zero_grad()
-    for _ in range(2):
-        engine.backward(engine(torch.ones(4, 8)).pow(2).mean())
-        engine.step()
-    assert not is_close(before, engine.module.parameters())
 
 
 def make_with_a_client_optimizer(limit=None, sections=None, groups=None, **more):
@@ -286,6 +343,25 @@ def test_a_configuration_that_asks_for_nothing_more_has_no_note(tmp_path):
         make(tmp_path, **adamw(), pipeline={"stages": 1}, tensorboard={"enabled": False},
              spillway={"residency": "auto", "device": "host", "seed": 3, "threads": 1,
                        "isa": "scalar", "_note": "mine"})
+
+
+@pytest.mark.parametrize("kind", ["Linear", "Cosine", "WSD", "WarmupDecayLR", "WarmupCosineLR"])
+def test_a_rate_that_falls_needs_the_number_of_updates(tmp_path, kind):
+    def schedule(**parameters):
+        return {"scheduler": {"type": kind, "params": {"warmup_num_steps": 2, **parameters}}}
+
+    for given, said in (({}, "absent"), ({"total_num_steps": 0}, "0"),
+                        ({"total_num_steps": "auto"}, '"auto"')):
+        with pytest.raises(spillway.InvalidArgumentError,
+                           match=f"total_num_steps is {said}, and the rate of {kind}"):
+            make(tmp_path, **schedule(**given))
+    engine = make(tmp_path, **schedule(total_num_steps=4))
+    train(engine, range(5))
+    assert engine.get_lr()[0] < 1e-5  # from 1e-2 or 1e-3; cos_min_ratio is 1e-4
+    model = torch.nn.Linear(8, 1)
+    initialize(model=model, config={"optimizer": {"type": "SGD", "params": {"lr": 0.1}},
+                                    **schedule()},
+               lr_scheduler=lambda optimizer: torch.optim.lr_scheduler.ConstantLR(optimizer))
 
 
 def test_several_processes_are_refused(monkeypatch):

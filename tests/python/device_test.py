@@ -71,7 +71,8 @@ def gpu(monkeypatch):
         return trainers[-1]
 
     monkeypatch.setattr(_shard, "native", types.SimpleNamespace(
-        Trainer=make, release_freed_memory=native.release_freed_memory))
+        Trainer=make, release_freed_memory=native.release_freed_memory,
+        leaf_parameters=native.leaf_parameters))
     monkeypatch.setattr(_shard, "device_of", lambda place: Gpu(3))
     monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "current_stream",

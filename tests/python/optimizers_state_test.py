@@ -268,8 +268,6 @@ def test_steps_out_of_order_are_refused_and_change_nothing():
     with pytest.raises(spillway.InvalidArgumentError, match=r"call step\(\) or zero_grad\(\)"):
         optimizer.state_dict()
     (tensors[1] * 2).sum().backward()
-    with pytest.raises(spillway.InvalidArgumentError, match="accumulation_steps=N"):
-        (tensors[1] * 2).sum().backward()
     with torch.no_grad():
         tensors[1].add_(1)
     with pytest.raises(spillway.InvalidArgumentError, match="was written between"):

@@ -90,7 +90,7 @@ def run_torch(kind, arguments, steps, dtype, micro_batches=1, max_norm=0.0):
 def has_memory(tensor):
     """Whether a tensor has elements, and not only a form."""
     try:
-        return tensor.untyped_storage().data_ptr() != 0
+        return torch.Tensor.untyped_storage(tensor).data_ptr() != 0
     except RuntimeError as error:
         assert "invalid python storage" in str(error)
         return False

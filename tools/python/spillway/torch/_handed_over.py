@@ -13,7 +13,9 @@ from torch.utils._pytree import tree_map_only
 
 from spillway.errors import InvalidArgumentError, NotSupportedError
 
-_UNSCALE = "aten::_amp_foreach_non_finite_check_and_unscale_"
+UNSCALE = "aten::_amp_foreach_non_finite_check_and_unscale_"
+ADDS = ("aten::add_", "aten::add")
+ZEROS = ("aten::zero_", "aten::_foreach_zero_")
 _MULTIPLY = ("aten::mul_", "aten::_foreach_mul_")
 
 
@@ -26,8 +28,10 @@ class Uses:
     def forget(self) -> None:
         """Begins a new step."""
         self._unscaled: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._has_unscaled = False
         self._read: tuple[str, str] | None = None     # a parameter and an operation
         self._changed: tuple[str, str] | None = None  # likewise
+        self._unwatched: str | None = None            # a parameter
 
     def note_read(self, name: str, operation: str) -> None:
         self._read = self._read or (name, operation)
@@ -35,10 +39,23 @@ class Uses:
     def note_change(self, name: str, operation: str) -> None:
         self._changed = self._changed or (name, operation)
 
+    def note_unwatched(self, name: str) -> None:
+        """Notes a gradient of a loss that the engine has neither divided nor scaled."""
+        self._unwatched = self._unwatched or name
+
     def note_unscaling(self, found_inf: torch.Tensor, inverse_scale: torch.Tensor) -> None:
         """Notes that torch.amp.GradScaler has multiplied gradients by a scale, which is 1 where it
         only looks at them, and wants to know whether they are finite."""
         self._unscaled.append((found_inf, inverse_scale))
+
+    def note_unscaled(self, found_inf: torch.Tensor, inverse_scale: float) -> None:
+        """Notes that of gradients that have taken the factor."""
+        self._unscaled.append((found_inf, torch.ones(())))
+        self._has_unscaled |= inverse_scale != 1
+
+    def has_unscaled(self) -> bool:
+        """Whether gradients of this step have a scale divided out."""
+        return self._has_unscaled
 
     def unscaled_by(self) -> float:
         """The scale that GradScaler.unscale_ meant to divide out."""
@@ -49,13 +66,14 @@ class Uses:
         for found_inf, _ in self._unscaled:
             found_inf.fill_(0.0 if finite else 1.0)
 
-    def first_read(self) -> str | None:
-        """The name of the parameter whose gradient was read first in this step, if one was."""
-        return None if self._read is None else self._read[0]
-
     def check(self, clips: bool) -> None:
         """Raises if a clip or another change was meant that the update would not have; `clips`:
         one was asked for that it has."""
+        if self._unwatched is not None:
+            raise InvalidArgumentError(
+                f"the gradient of {self._unwatched} came from a loss that no output of engine(...) "
+                "leads to, and so it is not divided by gradient_accumulation_steps, or has no loss "
+                "scale: call engine.backward(loss); zero_grad() forgets this step")
         if self._changed is not None:
             name, operation = self._changed
             if operation == "copy_":
@@ -87,6 +105,8 @@ class HandedOver(torch.Tensor):
     uses: Uses
     owner: str                        #: the name of the parameter, in errors
     came: torch.Tensor | None = None  #: the gradient that autograd has added since
+    home: torch.Tensor | None = None  #: its values, where they are in `grad` again
+    factor = 1.0          #: by which it is multiplied in the update
     dropped = False       #: the program has set it to zero
     is_zero = False       #: that was noticed: the gradient is zero unless another one comes
     was_read = False      #: the program has seen zeros
@@ -110,6 +130,14 @@ class HandedOver(torch.Tensor):
     def data(self, values: torch.Tensor) -> None:
         self.uses.note_change(self.owner, "grad.data = another tensor")
 
+    def stands_in(self, parameter: torch.Tensor) -> bool:
+        """Whether it, or what it has become, is the `grad` of a parameter."""
+        gradient = parameter.grad
+        return gradient is self or gradient is not None and gradient is self.home
+
+    def expire(self) -> None:
+        """Ends it with its step."""
+
     def take(self) -> torch.Tensor | None:
         """Returns the gradient that came, and has it no longer."""
         came, self.came = self.came, None
@@ -132,8 +160,7 @@ class HandedOver(torch.Tensor):
                            kwargs: dict[str, Any] | None = None) -> Any:
         kwargs, operation = kwargs or {}, function._schema.name
         target = args[0] if args else None
-        if operation in ("aten::add_", "aten::add") and isinstance(target, cls) \
-                and torch._C._current_graph_task_id() != -1:
+        if operation in ADDS and isinstance(target, cls) and in_backward():
             target.came = args[1]
             return target if operation == "aten::add_" else args[1]
         tensors = list(target) if isinstance(target, (list, tuple)) else [target]
@@ -157,15 +184,20 @@ class HandedOver(torch.Tensor):
         """Does what can be done: nothing to what is not here, and all to gradients beside it."""
         mine = [tensor for tensor in tensors if isinstance(tensor, cls)]
         for each in mine:
-            if operation in ("aten::zero_", "aten::_foreach_zero_"):
+            if operation in ZEROS:
                 each.dropped = True
-            elif operation == _UNSCALE:
+            elif operation == UNSCALE:
                 each.uses.note_unscaling(others[0], others[1])
             elif not (operation in _MULTIPLY and _is_one(others[0])):
                 each.uses.note_change(each.owner, operation.removeprefix("aten::"))
         rest = [tensor for tensor in tensors if not isinstance(tensor, cls)]
         if rest:
             function(rest, *others, **kwargs)
+
+
+def in_backward() -> bool:
+    """Whether autograd runs a backward pass in this thread."""
+    return torch._C._current_graph_task_id() != -1
 
 
 def _writes_first(function: Any) -> bool:

@@ -153,7 +153,7 @@ class Held:
             return
         if (left := self._left.get(index)) is not None:
             came = left.came  # which stays there until it is handed over
-            if gradient is left and came is None:
+            if gradient is left and came is None or gradient is left.home:
                 return
             if left.dropped or gradient is not left and gradient is not came:
                 self.notice_drops()
@@ -165,17 +165,40 @@ class Held:
         if not self._any_received:
             self.take_writes()
             self._any_received = True
+        if left is not None and left.factor != 1:
+            self.apply_factors()
         if self._received[index] == self._most > 0:
-            raise InvalidArgumentError(
-                f"{self.entries[index].name} has had the {self._most} gradient(s) of this step: "
-                "call step() or zero_grad() before the next backward pass, or make the optimizer "
-                "with accumulation_steps=N to add up those of N passes")
-        is_taken = self._hand_over(index, gradient)
-        self._received[index] += 1
+            is_taken = self._accumulate(index, gradient)
+        else:
+            is_taken = self._hand_over(index, gradient)
+            self._received[index] += 1
         if left is not None:
             left.came, left.is_zero = None, False
         if is_taken:
             self._leave(index)
+
+    def _accumulate(self, index: int, gradient: torch.Tensor) -> bool:
+        """Adds a gradient beyond those that a step was to have; returns whether it took it."""
+        raise InvalidArgumentError(
+            f"{self.entries[index].name} has had the {self._most} gradient(s) of this step: "
+            "call step() or zero_grad() before the next backward pass, or make the optimizer "
+            "with accumulation_steps=N to add up those of N passes")
+
+    def take_home(self) -> None:
+        """Takes the values of gradients that the program has in `grad`."""
+
+    def factors(self) -> set[float]:
+        """The factors by which the program has multiplied the gradients of the step."""
+        return set()
+
+    def apply_factors(self) -> None:
+        """Multiplies each gradient by its own factor, before others are added to it."""
+
+    def first_changed(self) -> str | None:
+        """The name of a parameter whose gradient the program has multiplied or may have changed, if
+        there is one."""
+        return next((left.owner for left in self._left.values()
+                     if left.factor != 1 or left.home is not None), None)
 
     def _of_another(self, index: int, gradient: HandedOver) -> torch.Tensor | None:
         """Returns what autograd has added to a gradient that an ended optimizer had. Raises for one
@@ -193,15 +216,18 @@ class Held:
         if self._uses is not None:
             left = self._left.get(index)
             if left is None or left.device != parameter.device:
-                left = self._left[index] = HandedOver(parameter, self.entries[index].name,
-                                                      self._uses)
+                left = self._left[index] = self._stand_in(index, self._uses)
         parameter.grad = left
+
+    def _stand_in(self, index: int, uses: Uses) -> HandedOver:
+        """Returns what stands in `grad` for a gradient that was handed over."""
+        return HandedOver(self._parameters[index], self.entries[index].name, uses)
 
     def notice_drops(self) -> None:
         """Forgets gradients that were handed over and that the program has dropped since: `grad` is
         None, was set to zero, or is another tensor. Those that are zero stay in `grad`."""
         dropped = [index for index, left in self._left.items()
-                   if left.dropped or self._parameters[index].grad is not left]
+                   if left.dropped or not left.stands_in(self._parameters[index])]
         zeros = {index: left for index, left in self._left.items()
                  if (left.dropped or left.is_zero) and self._parameters[index].grad is left}
         if dropped and all(index in dropped or index in zeros for index in self._left):
@@ -231,8 +257,9 @@ class Held:
     def _forget_left(self, index: int) -> None:
         left, parameter = self._left.pop(index), self._parameters[index]
         left.dropped = left.is_zero = False
-        if parameter.grad is left:
+        if left.stands_in(parameter):
             parameter.grad = None
+        left.expire()
 
     def add_gradients(self) -> None:
         """Does that for gradients that no backward pass handed over, and those set to zero."""

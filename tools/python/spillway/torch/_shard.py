@@ -9,6 +9,8 @@ import torch
 from spillway._load import native
 from spillway.errors import InvalidArgumentError
 from spillway.torch._device import device_of
+from spillway.torch._gradient_handle import GradientHandle
+from spillway.torch._handed_over import Uses
 from spillway.torch._held import Held
 from spillway.torch._layout import flattened, name_with, order_of, shaped
 from spillway.torch._registered import DTYPES, Registered
@@ -49,6 +51,11 @@ class Shard(Held):
                  entry.unit)
                 for entry, order in zip(frozen, self._orders[len(parameters):], strict=True)])
         self._hold([self._map(index) for index in range(len(self.entries))])
+        self._leaves = [0]  # of the norm: where those of a parameter begin
+        for entry in parameters:
+            leaves = -(-entry.parameter.numel() // native.leaf_parameters)
+            self._leaves.append(self._leaves[-1] + leaves)
+        self._sums: list[float] | None = None  # of the leaves, once all gradients are complete
 
     def finish(self) -> None:
         """Waits for the update that is decided, if one is."""
@@ -90,9 +97,74 @@ class Shard(Held):
         self.trainer.leave(unit, self._device.stream())
 
     def _hand_over(self, index: int, gradient: torch.Tensor) -> bool:
+        self._reopen()
         self._device.add_gradient(self.trainer, index, flattened(gradient, self._orders[index]))
         self.deciding.discard(index)  # the gradient's memory was read by then
         return True
+
+    # Gradients that are here, and are tensors of the program's too.
+
+    def _stand_in(self, index: int, uses: Uses) -> GradientHandle:
+        return GradientHandle.of(self._parameters[index], self.entries[index].name, uses, self,
+                                 index)
+
+    def _reopen(self) -> None:
+        """Takes more gradients after norms were computed."""
+        if self._sums is not None:
+            self._sums = None
+            self.trainer.reopen_gradients()
+
+    def gradient(self, index: int) -> torch.Tensor:
+        """Returns a copy of the sum of a parameter's gradients, in fp32 and in its shape."""
+        parameter = self._parameters[index]
+        values = in_memory(parameter.numel())
+        self._sums = None
+        self.trainer.read_gradient(index, values)
+        return shaped(values, parameter, self._orders[index])
+
+    def _replace(self, index: int, gradient: torch.Tensor) -> None:
+        """Makes a tensor of the parameter's shape the sum of its gradients."""
+        self._sums = None
+        self.trainer.write_gradient(index, flattened(
+            gradient.detach().to("cpu", torch.float32), self._orders[index]))
+
+    def gradient_norm(self, index: int) -> float:
+        """Returns the L2 norm of that sum, as the update computes it."""
+        if self._sums is None:
+            self._sums = self.trainer.leaf_sums()
+        sums = self._sums[self._leaves[index]:self._leaves[index + 1]]
+        return native.norm_of(torch.tensor(sums, dtype=torch.float64),
+                              [self._parameters[index].numel()])
+
+    def bring(self, index: int, values: torch.Tensor) -> None:
+        """Makes these values the parameter's `grad`, unless the program has put another there."""
+        if self._parameters[index].grad is self._left.get(index):
+            self._parameters[index].grad = values
+
+    def _accumulate(self, index: int, gradient: torch.Tensor) -> bool:
+        if self.entries[index].unit is not None:
+            return super()._accumulate(index, gradient)  # its unit is entered
+        self._replace(index, self.gradient(index).add_(gradient.detach().to("cpu")))
+        return True
+
+    def take_home(self) -> None:
+        """Takes the values of gradients that the program has in `grad`."""
+        for index, left in self._left.items():
+            if left.home is not None and self._parameters[index].grad is left.home:
+                self._replace(index, left.home)
+                left.home, self._parameters[index].grad = None, left
+
+    def factors(self) -> set[float]:
+        """The factors by which the program has multiplied the gradients of the step."""
+        return {self._left[index].factor if index in self._left else 1.0
+                for index, count in enumerate(self._received) if count > 0}
+
+    def apply_factors(self) -> None:
+        """Multiplies each gradient by its own factor, before others are added to it."""
+        for index, left in self._left.items():
+            if left.factor != 1 and self._received[index] > 0:
+                self._replace(index, self.gradient(index).mul_(left.factor))
+                left.factor = 1.0
 
     def norm(self, divisor: float) -> float:
         """Returns the norm of the gradients of the step, which are complete."""
@@ -119,6 +191,7 @@ class Shard(Held):
         self._forget()
 
     def _forget(self) -> None:
+        self._sums = None
         self._device.release(self.trainer)
         super()._forget()
 

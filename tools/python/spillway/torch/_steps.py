@@ -61,6 +61,7 @@ class WithSteps(WithRegistration):
         self._uses.check(clips=max_norm > 0 or self._clip_next is not None)
         self._check_whole()
         self._take_what_came()
+        divisor /= self._take_factors()
         if self._ranks is not None:
             self._check_settings(divisor, max_norm)
         self._set_groups()
@@ -84,12 +85,23 @@ class WithSteps(WithRegistration):
         self._check_registered()
         self._register()
         for shard in self._shards:
+            shard.take_home()
             shard.check_replaced()
             shard.notice_drops()
             shard.take_writes()
             shard.add_gradients()
         if self._ranks is not None:
             self._rounds.finish()
+
+    def _take_factors(self) -> float:
+        """Returns the factor by which the program has multiplied all gradients. Where each has its
+        own, they are multiplied here."""
+        factors = set().union(*(shard.factors() for shard in self._shards))
+        if len(factors) == 1 and (factor := factors.pop()) > 0:
+            return factor
+        for shard in self._shards:
+            shard.apply_factors()
+        return 1.0
 
     def _step_shards(self, divisor: float, max_norm: float) -> tuple[float, bool]:
         """Steps all trainers, or none if a gradient of one is not finite."""
@@ -122,26 +134,29 @@ class WithSteps(WithRegistration):
     def clip_grad_norm_(self, max_norm: float, grad_scaler: Any = None) -> torch.Tensor:
         """Clips the global norm in the next step and returns the norm before that.
 
-        It stands for torch.nn.utils.clip_grad_norm_, which finds no gradients: they are here. With
-        a torch.amp.GradScaler, pass it.
+        Unlike torch.nn.utils.clip_grad_norm_ it changes no gradient. With a torch.amp.GradScaler,
+        pass it.
         """
         max_norm = checked_norm(max_norm)
         self._take_what_came()
         scale = self._divisor() if grad_scaler is None else grad_scaler.get_scale()
-        norm = self._global_norm(scale, self._with_gradients())
+        if grad_scaler is not None and self._uses.has_unscaled():
+            scale = 1.0
+        norm = self._global_norm(scale / self._take_factors(), self._with_gradients())
         self._clip_next = max_norm
         return torch.tensor(norm)
 
-    def check_clips_alone(self, said_by: str, norm: str) -> None:
-        """Raises if a gradient was read, as by a clip of torch, beside the clip of each step that
-        `said_by` asks for; `norm` is where its norm is found."""
-        name = self._uses.first_read()
-        if name is not None and self.max_norm > 0 and self._clip_next is None:
-            raise NotSupportedError(
-                f"the gradient of {name} was read, as torch.nn.utils.clip_grad_norm_ does, after "
-                "the backward pass had handed it to the optimizer: that clipped nothing, and "
-                f"{said_by} clips each step to {self.max_norm}. Leave the call out, or set the "
-                f"limit to its; {norm} is the norm, and zero_grad() forgets this step")
+    def check_unchanged(self, scale: float) -> None:
+        """Raises if the program has changed gradients that have a loss scale in them."""
+        if scale == 1:
+            return
+        for shard in self._shards:
+            if (name := shard.first_changed()) is not None:
+                raise NotSupportedError(
+                    f"the gradient of {name} was changed or multiplied, as "
+                    "torch.nn.utils.clip_grad_norm_ does, while it has the loss scale "
+                    f"{scale:g} of fp16 in it: clip with gradient_clipping; zero_grad() forgets "
+                    "this step")
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forgets the gradients since the last step. They are gone either way, so that

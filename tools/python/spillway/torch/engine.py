@@ -17,6 +17,7 @@ from spillway.torch._alone import ONE_PROCESS, check_alone, check_unwrapped
 from spillway.torch._engine_checkpoint import WithCheckpoints
 from spillway.torch._engine_client import (
     check_client,
+    check_end,
     check_optimizer,
     check_schedule,
     clip,
@@ -85,6 +86,8 @@ def initialize(args: Any = None, model: torch.nn.Module | None = None,
     text, origin = text_of(only_one(args, config, config_params))
     configuration = native.Configuration(text, origin)
     document = parsed(text)
+    if lr_scheduler is None:
+        check_end(document)
     if optimizer is not None:
         check_client(optimizer, document, configuration.nvme)
         if lr_scheduler is None and "scheduler" in document:
@@ -202,11 +205,10 @@ class Engine(WithCheckpoints):
         self._loss_scaling = LossScaling(configuration)
         optimizer.divide_by(self._loss_scaling.scale_now)
         optimizer.register_step_pre_hook(self._loss_scaling.check_step)
+        self._loss_scaling.watch_gradients(optimizer)
 
     def forward(self, *inputs: Any, **keywords: Any) -> Any:
-        outputs = self.module(*inputs, **keywords)
-        self._loss_scaling.watch(outputs)
-        return outputs
+        return self._loss_scaling.watch(self.module(*inputs, **keywords))
 
     def backward(self, loss: torch.Tensor, retain_graph: bool = False,
                  scale_wrt_gas: bool = True) -> torch.Tensor:
@@ -228,7 +230,7 @@ class Engine(WithCheckpoints):
     def step(self, lr_kwargs: Mapping[str, Any] | None = None) -> None:
         """Counts a micro-batch; after the last one of a step, updates. `lr_kwargs` are
         arguments of the scheduler's step."""
-        self.optimizer.check_clips_alone("gradient_clipping", "engine.get_global_grad_norm()")
+        self.optimizer.check_unchanged(self.loss_scale)
         self._loss_scaling.end_pass()
         if self.is_gradient_accumulation_boundary():
             skipped = self.optimizer.skipped_steps

@@ -1,0 +1,223 @@
+"""A gradient that its optimizer has, and that is a tensor all the same.
+
+It stands in `grad` without memory of its own. Factors by which a program multiplies it wait for the
+update, and its norm is that of the update. Whatever else a program reads of it comes from where the
+optimizer keeps it. What would change it, or share its memory, brings it home: `grad` is a tensor of
+torch's then, whose values `step` takes.
+"""
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch.utils._pytree import tree_map_only
+
+from spillway.errors import InvalidArgumentError
+from spillway.torch._handed_over import ADDS, UNSCALE, ZEROS, HandedOver, Uses, in_backward
+
+_FACTORS: dict[str, Callable[[float, Any], float]] = {
+    "aten::mul_": lambda factor, by: factor * float(by),
+    "aten::div_": lambda factor, by: factor / float(by)}
+_FACTORS_OF_LISTS = {f"aten::_foreach_{name[6:]}": change for name, change in _FACTORS.items()}
+_NORMS = ("aten::linalg_vector_norm", "aten::norm", "aten::_foreach_norm")
+
+
+class Keeper(Protocol):
+    """What keeps the gradients of parameters, by their numbers."""
+
+    def gradient(self, index: int) -> torch.Tensor:
+        """Returns a copy of the sum, in fp32 and in the parameter's shape."""
+
+    def gradient_norm(self, index: int) -> float:
+        """Returns the L2 norm of the sum, as the update computes it."""
+
+    def bring(self, index: int, values: torch.Tensor) -> None:
+        """Makes these values the parameter's `grad`, unless the program has put another there."""
+
+
+class GradientHandle(HandedOver):
+    """The gradient of one parameter in one step."""
+
+    factor = 1.0                      #: by which the update multiplies what is kept
+    home: torch.Tensor | None = None  #: the gradient itself, once it had to have memory
+    _keeper: Callable[[], Keeper | None]
+    _index: int
+
+    @staticmethod
+    def of(parameter: torch.Tensor, name: str, uses: Uses, keeper: Keeper,
+           index: int) -> GradientHandle:
+        """Makes the handle of a parameter's gradient."""
+        self = GradientHandle(parameter, name, uses)
+        self._keeper, self._index = weakref.ref(keeper), index
+        return self
+
+    def expire(self) -> None:
+        """Ends it: the step is over, and what was kept is gone. Values at home stay."""
+        self._keeper = lambda: None
+
+    def values(self) -> torch.Tensor:
+        """Returns the gradient, a copy unless it is at home."""
+        if self.home is not None:
+            return self.home
+        if self.dropped or self.is_zero:
+            return torch.zeros(self.shape, dtype=self.dtype, device=self.device)
+        total = self._kept().gradient(self._index)
+        return (total if self.factor == 1 else total * self.factor).to(self.device, self.dtype)
+
+    def norm_of_update(self) -> torch.Tensor:
+        """Returns its L2 norm as fp32: that of the update."""
+        norm = 0.0 if self.dropped or self.is_zero else (
+            self._kept().gradient_norm(self._index) * abs(self.factor))
+        return torch.tensor(norm, dtype=torch.float32, device=self.device)
+
+    def bring(self) -> torch.Tensor:
+        """Makes it a tensor with memory, in `grad` too, and returns that."""
+        if self.home is None:
+            self.home, self.factor = self.values(), 1.0
+            self._kept().bring(self._index, self.home)
+        return self.home
+
+    def _kept(self) -> Keeper:
+        keeper = self._keeper()
+        if keeper is None:
+            raise InvalidArgumentError(
+                f"this gradient of {self.owner} has gone with its step: read it before step() and "
+                "zero_grad(), or keep p.grad.clone()")
+        return keeper
+
+    # What reaches the memory of a tensor without an operation of torch.
+
+    @property
+    def data(self) -> torch.Tensor:
+        """The same gradient, to which everything that is done to it is done."""
+        return self
+
+    @data.setter
+    def data(self, values: torch.Tensor) -> None:
+        self.bring().data = values
+
+    def numpy(self, *, force: bool = False) -> Any:
+        return self.bring().numpy(force=force)
+
+    def tolist(self) -> Any:
+        return self.values().tolist()
+
+    def data_ptr(self) -> int:
+        return self.bring().data_ptr()
+
+    def untyped_storage(self) -> Any:
+        return self.bring().untyped_storage()
+
+    def share_memory_(self) -> torch.Tensor:
+        return self.bring().share_memory_()
+
+    def __dlpack__(self, **keywords: Any) -> Any:
+        return self.bring().__dlpack__(**keywords)
+
+    def __dlpack_device__(self) -> Any:
+        return self.values().__dlpack_device__()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.values().__reduce_ex__(protocol)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
+        memo[id(self)] = copy = self.values().clone()
+        return copy
+
+    def __repr__(self, **keywords: Any) -> str:
+        return self.values().__repr__(**keywords)
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, _types: Any, args: tuple = (),
+                           kwargs: dict[str, Any] | None = None) -> Any:
+        kwargs, operation = kwargs or {}, function._schema.name
+        target = args[0] if args else None
+        if isinstance(target, cls) and target.home is None:
+            if operation in ADDS and in_backward():
+                target.came = args[1]
+                return target if operation == "aten::add_" else args[1]
+            if operation == "aten::detach":
+                return target
+            if operation in ZEROS:
+                target.dropped = True
+                return target
+            if operation in _FACTORS and not kwargs and target._take_factor(
+                    _FACTORS[operation], args[1:]):
+                return target
+        if operation in _NORMS and _is_l2(args[1:], kwargs):
+            return cls._norms(function, target, args[1:], kwargs)
+        if isinstance(target, (list, tuple)):
+            if operation in _FACTORS_OF_LISTS:
+                return cls._multiply(function, _FACTORS_OF_LISTS[operation], target, args[1:])
+            if operation in ZEROS or operation == UNSCALE:
+                return cls._change_lists(function, operation, target, args[1:])
+        shares = any(argument.alias_info is not None for argument in function._schema.arguments)
+        args, kwargs = tree_map_only(cls, cls.bring if shares else cls.values, (args, kwargs))
+        return function(*args, **kwargs)
+
+    def _take_factor(self, change: Callable[[float, Any], float], others: tuple) -> bool:
+        """Multiplies by a number, unless it is none that an update can have."""
+        if len(others) != 1 or not _is_number(others[0]):
+            return False
+        if (by := float(others[0])) == 0 or not math.isfinite(by):
+            return False
+        factor = change(self.factor, by)
+        if factor == 0 or not math.isfinite(factor):
+            return False
+        self.factor = factor
+        return True
+
+    @classmethod
+    def _norms(cls, function: Any, target: Any, others: tuple, kwargs: dict[str, Any]) -> Any:
+        def norm(tensor: torch.Tensor) -> torch.Tensor:
+            if isinstance(tensor, cls) and tensor.home is None:
+                return tensor.norm_of_update()
+            tensor = tensor.home if isinstance(tensor, cls) else tensor
+            return torch.linalg.vector_norm(tensor)
+
+        return [norm(each) for each in target] if isinstance(target, (list, tuple)) else norm(
+            target)
+
+    @classmethod
+    def _multiply(cls, function: Any, change: Callable[[float, Any], float], target: Any,
+                  others: tuple) -> None:
+        """Multiplies each of a list by a number, by its own of a list, or by a tensor."""
+        by = others[0] if isinstance(others[0], (list, tuple)) else [others[0]] * len(target)
+        for each, factor in zip(target, by, strict=True):
+            if not (isinstance(each, cls) and each.home is None
+                    and each._take_factor(change, (factor,))):
+                real = each.bring() if isinstance(each, cls) else each
+                real.mul_(factor) if change is _FACTORS["aten::mul_"] else real.div_(factor)
+
+    @classmethod
+    def _change_lists(cls, function: Any, operation: str, target: Any, others: tuple) -> None:
+        """Sets each of a list to zero, or divides it by the scale of torch.amp.GradScaler."""
+        rest = []
+        for each in target:
+            if not isinstance(each, cls) or each.home is not None:
+                rest.append(each.home if isinstance(each, cls) else each)
+            elif operation in ZEROS:
+                each.dropped = True
+            else:
+                found_inf, inverse = others
+                each.uses.note_unscaled(found_inf, float(inverse))
+                each.factor *= float(inverse)
+        if rest:
+            function(rest, *others)
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return value.dim() == 0 and not isinstance(value, HandedOver)
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _is_l2(others: tuple, kwargs: dict[str, Any]) -> bool:
+    """Whether a norm is that of all elements, with the exponent 2 and no type of its own."""
+    if set(kwargs) - {"ord", "p"} or len(others) > 1:
+        return False
+    exponent = others[0] if others else kwargs.get("ord", kwargs.get("p", 2))
+    return exponent in (2, None)
