@@ -241,18 +241,23 @@ def test_what_a_loop_does_to_gradients_is_done(use, steps, dtype):
         torch.testing.assert_close(mine, theirs, rtol=BOUNDS[dtype], atol=BOUNDS[dtype] / 10)
 
 
-@pytest.mark.parametrize("use", [clipped_between, changed_between])
-def test_gradients_of_streamed_parameters_are_changed_between_passes(use):
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("use", ["clip norm", "clamped", "accumulated", "clipped between passes",
+                                 "changed between passes"])
+def test_gradients_that_come_beside_an_update_or_of_streamed_parameters_are_changed(use, streamed):
     nets = []
     for ours in (True, False):
         net = network()
-        if ours:
+        if ours and streamed:
             offload_model(net, "200KB")
-        optimizer = OffloadedSGD(net.parameters(), lr=0.1, accumulation_steps=None) if ours else (
+        optimizer = OffloadedSGD(net.parameters(), lr=0.1, accumulation_steps=None,
+                                 deferred=net) if ours else (
             torch.optim.SGD(net.parameters(), lr=0.1))
         for number in range(3):
-            use(net, optimizer, number)
+            USES[use](net, optimizer, number)
         nets.append(net)
+        if ours:
+            optimizer.synchronize()
     for mine, theirs in zip(*(net.parameters() for net in nets), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=2e-6, atol=2e-7)
 
