@@ -115,6 +115,27 @@ TEST(Balance, LeavesTheCutByFlopsForNothingLess) {
   EXPECT_EQ(balanced.seconds, balanced.by_flops);
 }
 
+// A cut that gains too little is given up, and its seconds with it.
+TEST(Balance, ACutThatStaysHasItsOwnSeconds) {
+  const Workload model = lopsided_model();
+  const Pipeline pipeline{PipelineSchedule::one_f_one_b, 3, 6, 1};
+  int stayed = 0;
+  int changed = 0;
+  for (double update = 1e7; update < 1e12; update *= 2) {
+    MachineProfile profile = slow_updates();
+    profile.update = update;
+    const BalancedLayers balanced =
+        balance_layers({model, pipeline, kUnlimited, {.state = Tier::host}, &profile});
+    Pipeline cut = pipeline;
+    cut.layers = balanced.layers;
+    const bool stays = cut_layers(model, cut) == cut_layers(model, pipeline);
+    EXPECT_EQ(balanced.seconds == balanced.by_flops, stays) << update;
+    ++(stays ? stayed : changed);
+  }
+  EXPECT_GT(stayed, 0);
+  EXPECT_GT(changed, 0);
+}
+
 // The first stage of 1F1B has the most rounds in flight, and here the largest block too.
 TEST(Balance, FindsACutThatFitsWhereThatByFlopsDoesNot) {
   const Workload model = lopsided_model();
