@@ -220,18 +220,21 @@ def test_gradients_that_have_left_are_no_other_parameters(steps):
     assert not equal(net.parameters(), before.parameters())
 
 
-def test_gradients_that_an_ended_optimizer_had_are_taken_by_the_next():
-    trained = []
-    for ends in (False, True):
-        net = Layers()
-        optimizer = OffloadedAdamW(net.parameters())
-        if ends:
-            net(batch(0)).backward()
-            optimizer = OffloadedAdamW(net.parameters())
-        net(batch(1)).backward()
+def test_gradients_that_an_ended_optimizer_had_are_missed():
+    net, other = Layers(), Layers()
+    first = OffloadedAdamW(net.parameters())
+    net(batch(0)).backward()
+    optimizer = OffloadedAdamW(net.parameters())
+    with pytest.raises(spillway.InvalidArgumentError, match="gone with.* its optimizer.*zero_grad"):
         optimizer.step()
-        trained.append(list(net.parameters()))
-    assert equal(*trained)
+    with pytest.raises(spillway.InvalidArgumentError, match="gone with.* its optimizer.*zero_grad"):
+        net(batch(0)).backward()
+    for each, of in ((optimizer, net), (OffloadedAdamW(other.parameters()), other)):
+        each.zero_grad()
+        of(batch(1)).backward()
+        each.step()
+    assert equal(net.parameters(), other.parameters())
+    del first
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

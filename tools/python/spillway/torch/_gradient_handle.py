@@ -8,14 +8,16 @@ torch's then, whose values `step` takes.
 from __future__ import annotations
 
 import math
+import sys
 import weakref
 from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
+from torch.autograd.graph import _engine_run_backward
 from torch.utils._pytree import tree_map_only
 
-from spillway.errors import InvalidArgumentError
+from spillway.errors import InvalidArgumentError, NotSupportedError
 from spillway.torch._handed_over import ADDS, UNSCALE, ZEROS, HandedOver, Uses, in_backward
 
 _FACTORS: dict[str, Callable[[float, Any], float]] = {
@@ -58,10 +60,25 @@ class GradientHandle(HandedOver):
         """Ends it: the step is over, and what was kept is gone. Values at home stay."""
         self._keeper = lambda: None
 
+    def revive(self, keeper: Any) -> None:
+        """Makes it the one of a gradient to come, which begins with zeros."""
+        self._keeper, self.factor = weakref.ref(keeper), 1.0
+
+    def take(self) -> torch.Tensor | None:
+        """Returns the gradient and what came, to one who has it no longer."""
+        came, values = super().take(), self.values().clone()
+        return values if came is None else values.add_(came)
+
     def values(self) -> torch.Tensor:
         """Returns the gradient, a copy unless it is at home."""
+        self.uses.settle_clip()
         if self.home is not None:
             return self.home
+        if self.had_graph and torch.is_grad_enabled():
+            raise NotSupportedError(
+                f"the gradient of {self.owner} has left without the graph that create_graph=True "
+                "has made of it: take what you differentiate from torch.autograd.grad(..., "
+                "create_graph=True)")
         if self.dropped or self.is_zero:
             return torch.zeros(self.shape, dtype=self.dtype, device=self.device)
         total = self._kept().gradient(self._index)
@@ -69,6 +86,8 @@ class GradientHandle(HandedOver):
 
     def norm_of_update(self) -> torch.Tensor:
         """Returns its L2 norm as fp32: that of the update."""
+        if self.had_graph:
+            return torch.linalg.vector_norm(self.values())
         norm = 0.0 if self.dropped or self.is_zero else (
             self._kept().gradient_norm(self._index) * abs(self.factor))
         return torch.tensor(norm, dtype=torch.float32, device=self.device)
@@ -77,6 +96,7 @@ class GradientHandle(HandedOver):
         """Makes it a tensor with memory, in `grad` too, and returns that."""
         if self.home is None:
             self.home, self.factor = self.values(), 1.0
+            self.dropped = self.is_zero = False
             self._kept().bring(self._index, self.home)
         return self.home
 
@@ -84,8 +104,9 @@ class GradientHandle(HandedOver):
         keeper = self._keeper()
         if keeper is None:
             raise InvalidArgumentError(
-                f"this gradient of {self.owner} has gone with its step: read it before step() and "
-                "zero_grad(), or keep p.grad.clone()")
+                f"this gradient of {self.owner} has gone with its step, or with its optimizer: "
+                "read it before, keep p.grad.clone(), or call zero_grad() before the next backward "
+                "pass")
         return keeper
 
     # What reaches the memory of a tensor without an operation of torch.
@@ -97,7 +118,8 @@ class GradientHandle(HandedOver):
 
     @data.setter
     def data(self, values: torch.Tensor) -> None:
-        self.bring().data = values
+        if values is not self:  # as after p.grad.data += 1
+            self.bring().data = values.values() if isinstance(values, GradientHandle) else values
 
     def numpy(self, *, force: bool = False) -> Any:
         return self.bring().numpy(force=force)
@@ -136,13 +158,14 @@ class GradientHandle(HandedOver):
         kwargs, operation = kwargs or {}, function._schema.name
         target = args[0] if args else None
         if isinstance(target, cls) and target.home is None:
-            if operation in ADDS and in_backward():
+            if operation in ADDS and _is_autograd():
                 target.came = args[1]
                 return target if operation == "aten::add_" else args[1]
             if operation == "aten::detach":
                 return target
+            target.uses.settle_clip()
             if operation in ZEROS:
-                target.dropped = True
+                target.dropped, target.factor = True, 1.0
                 return target
             if operation in _FACTORS and not kwargs and target._take_factor(
                     _FACTORS[operation], args[1:]):
@@ -150,6 +173,9 @@ class GradientHandle(HandedOver):
         if operation in _NORMS and _is_l2(args[1:], kwargs):
             return cls._norms(function, target, args[1:], kwargs)
         if isinstance(target, (list, tuple)):
+            for each in target:
+                if isinstance(each, cls):
+                    each.uses.settle_clip()
             if operation in _FACTORS_OF_LISTS:
                 return cls._multiply(function, _FACTORS_OF_LISTS[operation], target, args[1:])
             if operation in ZEROS or operation == UNSCALE:
@@ -200,13 +226,24 @@ class GradientHandle(HandedOver):
             if not isinstance(each, cls) or each.home is not None:
                 rest.append(each.home if isinstance(each, cls) else each)
             elif operation in ZEROS:
-                each.dropped = True
+                each.dropped, each.factor = True, 1.0
             else:
                 found_inf, inverse = others
                 each.uses.note_unscaled(found_inf, float(inverse))
                 each.factor *= float(inverse)
         if rest:
             function(rest, *others)
+
+
+def _is_autograd() -> bool:
+    """Whether autograd accumulates, and no function of the program that runs in a backward pass."""
+    if not in_backward():
+        return False
+    try:
+        caller = sys._getframe(2)  # of the operation
+    except ValueError:  # a thread of autograd's own
+        return True
+    return caller.f_code is _engine_run_backward.__code__
 
 
 def _is_number(value: Any) -> bool:

@@ -6,6 +6,7 @@ changes no gradient: `step` says so.
 """
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ class Uses:
         """Begins a new step."""
         self._unscaled: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._has_unscaled = False
+        self._clip: Callable[[], None] | None = None
         self._read: tuple[str, str] | None = None     # a parameter and an operation
         self._changed: tuple[str, str] | None = None  # likewise
         self._unwatched: str | None = None            # a parameter
@@ -52,6 +54,17 @@ class Uses:
         """Notes that of gradients that have taken the factor."""
         self._unscaled.append((found_inf, torch.ones(())))
         self._has_unscaled |= inverse_scale != 1
+
+    def keep_clip(self, clip: Callable[[], None]) -> None:
+        """Keeps a clip that was asked for and that the update will do, unless the program uses
+        gradients before: these must be clipped then."""
+        self._clip = clip
+
+    def settle_clip(self) -> None:
+        """Clips what is to be used, if a clip was asked for."""
+        clip, self._clip = self._clip, None
+        if clip is not None:
+            clip()
 
     def has_unscaled(self) -> bool:
         """Whether gradients of this step have a scale divided out."""
@@ -110,6 +123,8 @@ class HandedOver(torch.Tensor):
     dropped = False       #: the program has set it to zero
     is_zero = False       #: that was noticed: the gradient is zero unless another one comes
     was_read = False      #: the program has seen zeros
+    had_graph = False     #: the gradient was made to be differentiated
+    is_own = False        #: what came is of its own parameter
 
     __torch_function__ = torch._C._disabled_torch_function_impl
 
@@ -137,6 +152,9 @@ class HandedOver(torch.Tensor):
 
     def expire(self) -> None:
         """Ends it with its step."""
+
+    def revive(self, keeper: Any) -> None:
+        """Makes it the one of a gradient to come."""
 
     def take(self) -> torch.Tensor | None:
         """Returns the gradient that came, and has it no longer."""

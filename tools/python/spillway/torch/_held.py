@@ -1,46 +1,29 @@
-"""Parameters that an optimizer holds: their gradients, and what the program writes to them."""
+"""Parameters that an optimizer holds, and their gradients."""
 from __future__ import annotations
 
-import operator
 import weakref
 from typing import Any
 
 import torch
 
-from spillway._load import native
 from spillway.errors import InvalidArgumentError, NotSupportedError
 from spillway.torch._beside import Beside
 from spillway.torch._handed_over import HandedOver, Uses
-from spillway.torch._registered import (
-    Registered,
-    check_memory,
-    check_parameter,
-    may_be_shared,
-    references_of,
-)
-
-_version_of = operator.attrgetter("_version")
+from spillway.torch._held_memory import HeldMemory
+from spillway.torch._registered import Registered
 
 
-class Held:
-    """Holds parameters in memory that is ours, the first `trained` of which get gradients: as many
-    as `most` in a step, 0 for any number.
+class Held(HeldMemory):
+    """Holds parameters, the first `trained` of which get gradients: as many as `most` in a step, 0
+    for any number.
 
-    A class that is made of it says where gradients go (`_hand_over`) and where values go
-    (`_take_values`).
+    A class that is made of it says where gradients go (`_hand_over`).
     """
 
     def __init__(self, entries: list[Registered], trained: int, most: int) -> None:
-        self.entries = entries
-        self._parameters = [entry.parameter for entry in entries]
-        self._trained = trained
+        super().__init__(entries, trained)
         self._most = most
-        self._versions = [0] * len(entries)
-        self.writes = [0] * len(entries)  # of the program that were noticed
-        self._untaken: set[int] = set()   # that were written, and whose masters do not follow yet
-        self._passes_are_old = False      # values were written since a pass was told of it
         self._uses: Uses | None = None
-        self._beside: Beside | None = None
         self._left: dict[int, HandedOver] = {}  # in `grad` of what handed gradients over
         Held._forget(self)
 
@@ -49,72 +32,19 @@ class Held:
         `beside`: parameters that must have memory of their own."""
         self._uses, self._beside = uses, beside
 
-    def trained_entries(self) -> list[Registered]:
-        """Returns those that get gradients."""
-        return self.entries[:self._trained]
-
-    def names(self) -> list[str]:
-        """Returns their names."""
-        return [entry.name for entry in self.trained_entries()]
-
-    def parameters(self) -> list[torch.nn.Parameter]:
-        """Returns all parameters."""
-        return self._parameters
-
     def has_gradients(self) -> bool:
         """Whether gradients of a step were handed over."""
         return self._any_received
-
-    def _hold(self, memory: list[torch.Tensor]) -> None:
-        """Makes `data` of each parameter refer to its memory, which has its values."""
-        self._memory = memory
-        self._addresses = [each.data_ptr() for each in memory]
-        for index in range(len(memory)):
-            self._point(index)
-        self._references = [references_of(each) for each in memory]
-        native.release_freed_memory()  # of the tensors that the parameters were
-
-    def finish(self) -> None:
-        """Applies updates that are decided."""
-
-    def release(self) -> None:
-        """Lets go of the memory: parameters keep theirs."""
-        self._memory = []
 
     def _hand_over(self, index: int, gradient: torch.Tensor) -> bool:
         """Takes a gradient, or leaves it where it is; returns whether it took it."""
         raise NotImplementedError
 
-    def _take_values(self, index: int, changed: bool) -> None:
-        """Makes the master of a parameter what the parameter is, or with `changed` only where it
-        does not round to that."""
-        raise NotImplementedError
-
-    def take_values(self, index: int) -> None:
-        """Makes the master of a parameter what the parameter is."""
-        self._check_written([index])
-        self._take_back(index)
-        self._note(index)
-        self._take_values(index, changed=False)
-        self._untaken.discard(index)
-
-    def swap(self, index: int, memory: torch.Tensor) -> torch.Tensor:
-        """Makes `data` of a parameter refer to `memory`; returns what it referred to. What the
-        program has written since the last swap goes along."""
-        if self.is_written(index):
-            self._check_written([index])
-            self._check_place(index)
-            memory.copy_(self._parameters[index].data)
-            self._note(index)
-        before, self._memory[index] = self._memory[index], memory
-        self._addresses[index] = memory.data_ptr()
-        self._point(index)
-        return before
-
-    def _point(self, index: int) -> None:
-        parameter = self._parameters[index]
-        parameter.data = self._memory[index]
-        self._versions[index] = parameter._version
+    def release(self) -> None:
+        """Lets go of the memory, and of gradients: parameters keep theirs."""
+        super().release()
+        for left in self._left.values():
+            left.expire()
 
     def _note_update(self, all_of_them: bool) -> None:
         """Makes torch refuse a backward pass through a graph of before the update, of all that are
@@ -133,6 +63,8 @@ class Held:
 
         def take(parameter: torch.Tensor) -> None:
             if (held := alive()) is not None:
+                if (left := held._left.get(index)) is not None:
+                    left.is_own = True
                 held.check_current(index)
                 held.add_gradient(index)
             elif isinstance(parameter.grad, HandedOver):
@@ -173,9 +105,11 @@ class Held:
             is_taken = self._hand_over(index, gradient)
             self._received[index] += 1
         if left is not None:
-            left.came, left.is_zero = None, False
+            left.came, left.is_zero, left.is_own = None, False, False
         if is_taken:
             self._leave(index)
+            if (left := self._left.get(index)) is not None:
+                left.had_graph |= gradient.requires_grad
 
     def _accumulate(self, index: int, gradient: torch.Tensor) -> bool:
         """Adds a gradient beyond those that a step was to have; returns whether it took it."""
@@ -193,6 +127,16 @@ class Held:
 
     def apply_factors(self) -> None:
         """Multiplies each gradient by its own factor, before others are added to it."""
+
+    def has_drops(self) -> bool:
+        """Whether the program has dropped or replaced a gradient that was handed over."""
+        return any(left.dropped or not left.stands_in(self._parameters[index])
+                   for index, left in self._left.items())
+
+    def multiply(self, factor: float) -> None:
+        """Multiplies all gradients of the step, before the program's next use of them."""
+        for left in self._left.values():
+            left.factor *= factor
 
     def first_changed(self) -> str | None:
         """The name of a parameter whose gradient the program has multiplied or may have changed, if
@@ -240,6 +184,7 @@ class Held:
                 self._forget_left(index)
         for index, left in zeros.items():
             left.dropped, left.is_zero = False, True
+            left.revive(self)
             self._left[index] = self._parameters[index].grad = left
 
     def check_replaced(self) -> None:
@@ -265,113 +210,14 @@ class Held:
         """Does that for gradients that no backward pass handed over, and those set to zero."""
         for index, parameter in enumerate(self._parameters):
             left = self._left.get(index)
+            if left is not None and left.came is not None and not left.is_own:
+                raise NotSupportedError(
+                    f"p.grad of {left.owner} was given to another parameter, whose gradient was "
+                    "added to it: give it p.grad.clone(); zero_grad() forgets this step")
             if left is not None and left.is_zero and parameter.grad is left:
                 left.came = torch.zeros_like(parameter)
             if parameter.grad is not None and index < self._trained:
                 self.add_gradient(index)
-
-    def is_written(self, index: int) -> bool:
-        """Whether the program has written a parameter, and nobody has noticed."""
-        parameter = self._parameters[index]
-        return (parameter._version != self._versions[index]
-                or parameter.data_ptr() != self._addresses[index])
-
-    def _note(self, index: int) -> None:
-        self.writes[index] += 1
-        self._untaken.add(index)
-        self._passes_are_old = True
-
-    def notice_writes(self) -> bool:
-        """Notices what the program has written into parameters: load_state_dict, an operation in
-        place, or another tensor as `data`. Their values are in our memory then, and masters follow
-        with `take_writes`. Returns whether values were written since it returned that last."""
-        # Nothing is written in most steps, and these lists show that with few calls.
-        if (list(map(_version_of, self._parameters)) != self._versions
-                or list(map(torch.Tensor.data_ptr, self._parameters)) != self._addresses):
-            written = [index for index in range(len(self.entries)) if self.is_written(index)]
-            self._check_written(written)
-            for index in written:
-                self._take_back(index)
-                self._note(index)
-        if self._untaken and self._any_received:
-            raise InvalidArgumentError(
-                f"{self.entries[min(self._untaken)].name} was written between a backward pass and "
-                "its step(); write parameters after step(), or call zero_grad() and run backward "
-                "again")
-        old, self._passes_are_old = self._passes_are_old, False
-        return old
-
-    def take_writes(self) -> bool:
-        """Does that, and makes masters follow: of elements that do not round to what is there, so
-        that values which are changed for a while and changed back lose nothing."""
-        old = self.notice_writes()
-        for index in sorted(self._untaken):
-            self.take_write(index)
-        return old
-
-    def take_write(self, index: int) -> None:
-        """Makes the master of one parameter follow, if the program has written it."""
-        if self.is_written(index):
-            self._check_written([index])
-            self._take_back(index)
-            self._note(index)
-        if index in self._untaken:
-            self._take_values(index, changed=True)
-            self._untaken.discard(index)
-
-    def _check_written(self, written: list[int]) -> None:
-        """Raises if the program has made a parameter one of another kind, or gave it the memory of
-        another one."""
-        for index in written:
-            self._check_form(index)
-        if any(self._parameters[index].data_ptr() != self._addresses[index]
-               and may_be_shared(self._parameters[index]) for index in written):
-            if self._beside is None:
-                check_memory(self.entries)
-            else:
-                self._beside.check(self.entries, come=False)
-
-    def _check_place(self, index: int) -> None:
-        """Raises if the program has moved our memory."""
-        name = self.entries[index].name
-        if self._memory[index].data_ptr() != self._addresses[index]:
-            raise NotSupportedError(
-                f"the memory of {name} was moved, as by share_memory(), to where no update would "
-                "reach it: make a new optimizer for a copy (copy.deepcopy(model)), and copy its "
-                "parameters into the shared model after steps")
-
-    def _check_form(self, index: int) -> None:
-        """Raises if the program has made a parameter one of another kind."""
-        parameter, memory = self._parameters[index], self._memory[index]
-        if parameter.data_ptr() == memory.data_ptr():
-            return
-        check_parameter(self.entries[index])
-        was, now = ((tensor.dtype, tensor.device, tensor.shape) for tensor in (memory, parameter))
-        if was != now:
-            raise InvalidArgumentError(
-                f"{self.entries[index].name} was {was[0]} of {tuple(was[2])} on {was[1]} when "
-                f"the optimizer was made, and is {now[0]} of {tuple(now[2])} on {now[1]}: "
-                "convert the model before you make the optimizer")
-
-    def _take_back(self, index: int) -> None:
-        """Brings what the program has made the parameter into the memory that is ours."""
-        self._check_place(index)
-        parameter, memory = self._parameters[index], self._memory[index]
-        if parameter.data_ptr() != memory.data_ptr():
-            self._check_aliases(index)
-            memory.copy_(parameter.data)
-        self._point(index)
-
-    def _check_aliases(self, index: int) -> None:
-        """Raises if the program still has the memory that it has replaced, and would find there
-        what is copied into it."""
-        if references_of(self._memory[index]) >= self._references[index]:
-            name = self.entries[index].name
-            raise InvalidArgumentError(
-                f"another tensor was set as data of {name}, and what was its data is in use still, "
-                "as backup = p.data or a graph keeps it, and would become the new values: delete it"
-                " first, or keep backup = p.data.clone() and write with p.copy_(values) in "
-                "torch.no_grad()")
 
     def any_received(self) -> bool:
         """Whether a gradient of the step under way is here."""
@@ -388,12 +234,3 @@ class Held:
         self._any_received = False
         for index in list(self._left):
             self._forget_left(index)
-
-    def check_state(self, index: int, *state: torch.Tensor | None) -> None:
-        """Raises unless a master and two moments have the shape of their parameter."""
-        name, shape = self.entries[index].name, self.entries[index].parameter.shape
-        for what, tensor in zip(("master", "first moment", "second moment"), state, strict=True):
-            if tensor is not None and tensor.shape != shape:
-                raise InvalidArgumentError(
-                    f"the {what} of {name} has the shape {tuple(tensor.shape)}; the parameter has "
-                    f"{tuple(shape)}: load the state of the same model")

@@ -150,9 +150,14 @@ class Shard(Held):
     def take_home(self) -> None:
         """Takes the values of gradients that the program has in `grad`."""
         for index, left in self._left.items():
-            if left.home is not None and self._parameters[index].grad is left.home:
+            if left.home is None or not left.stands_in(self._parameters[index]):
+                continue
+            if self._received[index] > 0:
                 self._replace(index, left.home)
-                left.home, self._parameters[index].grad = None, left
+            else:  # it had been set to zero
+                self._hand_over(index, left.home.detach().to(self._parameters[index].dtype))
+                self._received[index], self._any_received = 1, True
+            left.home, self._parameters[index].grad = None, left
 
     def factors(self) -> set[float]:
         """The factors by which the program has multiplied the gradients of the step."""

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -84,6 +85,8 @@ class WithSteps(WithRegistration):
         self._end_passes()
         self._check_registered()
         self._register()
+        if any(shard.has_drops() for shard in self._shards):
+            self._uses.settle_clip()
         for shard in self._shards:
             shard.take_home()
             shard.check_replaced()
@@ -144,7 +147,21 @@ class WithSteps(WithRegistration):
             scale = 1.0
         norm = self._global_norm(scale / self._take_factors(), self._with_gradients())
         self._clip_next = max_norm
+        if self._ranks is None and 0 < max_norm < norm:
+            self._keep_clip(max_norm / (norm + 1e-6))
         return torch.tensor(norm)
+
+    def _keep_clip(self, factor: float) -> None:
+        """Leaves a clip to the next step, unless the program uses gradients before it."""
+        optimizer = weakref.ref(self)
+
+        def clip() -> None:
+            if (alive := optimizer()) is not None:
+                for shard in alive._shards:
+                    shard.multiply(factor)
+                alive._clip_next = 0.0
+
+        self._uses.keep_clip(clip)
 
     def check_unchanged(self, scale: float) -> None:
         """Raises if the program has changed gradients that have a loss scale in them."""

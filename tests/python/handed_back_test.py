@@ -1,0 +1,163 @@
+"""Gradients that programs write, give to others and use in hooks, after they have left."""
+import pytest
+import torch
+from handles_test import BOUNDS, STEPS, accumulated, changed_by, each, loss_of, network
+
+import spillway
+from spillway.torch import OffloadedAdamW, OffloadedSGD
+
+
+def augmented(parameter):
+    parameter.grad += 0.001
+    parameter.grad *= (parameter > 0).to(parameter.dtype)
+
+
+def assigned(parameter):
+    parameter.grad = parameter.grad.clamp_(-1e-3, 1e-3)
+
+
+def augmented_data(parameter):
+    parameter.grad.data += 0.001
+
+
+def zeroed_and_written(parameter):
+    parameter.grad.zero_()
+    parameter.grad.add_(0.01)
+
+
+def zeroed_lists(net):
+    gradients = [parameter.grad for parameter in net.parameters()]
+    torch._foreach_zero_(gradients)
+    torch._foreach_add_(gradients, 0.01)
+
+
+def multiplied_and_zeroed(net, optimizer, number):
+    accumulated(net, optimizer, number, lambda net: [
+        parameter.grad.mul_(0.25).zero_() for parameter in net.parameters()])
+
+
+def clipped_and_zeroed(net, optimizer, number):
+    def between(net):
+        torch.nn.utils.clip_grad_norm_(net.parameters(), 0.05)
+        net.zero_grad(set_to_none=False)
+
+    accumulated(net, optimizer, number, between)
+    torch.nn.utils.clip_grad_norm_([p for p in net.parameters() if p.grad is not None], 0.05)
+
+
+def after_a_clip(change):
+    """A step whose gradients are changed after the optimizer's own clip."""
+    def use(net, optimizer, number):
+        optimizer.zero_grad()
+        loss_of(net, number).backward()
+        if isinstance(optimizer, torch.optim.SGD):
+            torch.nn.utils.clip_grad_norm_(net.parameters(), 0.05)
+        else:
+            optimizer.clip_grad_norm_(0.05)
+        for parameter in net.parameters():
+            change(parameter)
+        optimizer.step()
+    return use
+
+
+def dropped(parameter):
+    if parameter.dim() > 1:
+        parameter.grad = None
+
+
+def in_a_hook(change):
+    def use(net, optimizer, number):
+        hooks = [parameter.register_post_accumulate_grad_hook(change)
+                 for parameter in net.parameters()]
+        optimizer.zero_grad()
+        loss_of(net, number).backward()
+        optimizer.step()
+        for hook in hooks:
+            hook.remove()
+    return use
+
+
+def decayed(parameter):
+    parameter.grad.add_(parameter.detach(), alpha=0.1)
+
+
+def replaced_by_a_sum(parameter):
+    parameter.grad = (parameter.grad + 0.5 * parameter.detach()).clamp(-0.01, 0.01)
+
+
+USES = {
+    "augmented": each(augmented), "assigned": each(assigned),
+    "augmented data": each(augmented_data),
+    "zeroed and written": each(zeroed_and_written), "zeroed lists": changed_by(zeroed_lists),
+    "multiplied and zeroed": multiplied_and_zeroed, "clipped and zeroed": clipped_and_zeroed,
+    "multiplied after a clip": after_a_clip(lambda p: p.grad.mul_(3)),
+    "raised after a clip": after_a_clip(lambda p: p.grad.add_(0.01)),
+    "dropped after a clip": after_a_clip(dropped),
+    "added in a hook": in_a_hook(decayed),
+    "replaced in a hook": in_a_hook(replaced_by_a_sum),
+}
+
+
+@pytest.mark.parametrize("dtype", BOUNDS, ids=["fp32", "bf16"])
+@pytest.mark.parametrize("steps", [1, None])
+@pytest.mark.parametrize("use", USES)
+def test_what_a_loop_writes_into_gradients_is_what_updates(use, steps, dtype):
+    nets = []
+    for ours in (True, False):
+        net = network(dtype)
+        optimizer = OffloadedSGD(net.parameters(), lr=0.1, accumulation_steps=steps) if ours else (
+            torch.optim.SGD(net.parameters(), lr=0.1))
+        for number in range(STEPS[dtype]):
+            USES[use](net, optimizer, number)
+        nets.append(net)
+    for mine, theirs in zip(*(net.parameters() for net in nets), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=BOUNDS[dtype], atol=BOUNDS[dtype] / 10)
+
+
+def test_a_gradient_may_be_given_to_another_optimizer():
+    found = []
+    for kind in (OffloadedSGD, torch.optim.SGD):
+        net, other = network(), network()
+        optimizer, second = kind(net.parameters(), lr=0.1), kind(other.parameters(), lr=0.2)
+        loss_of(net, 0).backward()
+        for mine, theirs in zip(net.parameters(), other.parameters(), strict=True):
+            theirs.grad = mine.grad
+        second.step()
+        optimizer.step()
+        found.append([*net.parameters(), *other.parameters()])
+    for mine, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=2e-6, atol=2e-7)
+
+
+def test_a_gradient_to_which_that_of_another_parameter_is_added_is_refused():
+    net, other = network(), network()
+    optimizer = OffloadedSGD(net.parameters(), lr=0.1)
+    loss_of(net, 0).backward()
+    other[0].weight.grad = net[0].weight.grad
+    loss_of(other, 1).backward()
+    with pytest.raises(spillway.NotSupportedError, match=r"given to another.*p.grad.clone\(\)"):
+        optimizer.step()
+
+
+def test_the_graph_of_a_gradient_that_has_left_is_refused():
+    net = network()
+    optimizer = OffloadedAdamW(net.parameters())
+    loss_of(net, 0).backward(create_graph=True)
+    with pytest.raises(spillway.NotSupportedError, match="create_graph=True"):
+        net[0].weight.grad.square().sum()
+    torch.nn.utils.clip_grad_norm_(net.parameters(), 0.05)
+    optimizer.step()
+    loss_of(net, 1).backward()
+    assert net[0].weight.grad.square().sum() > 0
+
+
+def test_a_clip_that_waits_holds_no_optimizer():
+    net = network()
+    optimizer = OffloadedAdamW(net.parameters())
+    loss_of(net, 0).backward()
+    optimizer.clip_grad_norm_(1e-3)
+    gradient, before = net[0].weight.grad, net[0].weight.detach().clone()
+    del optimizer
+    with pytest.raises(spillway.InvalidArgumentError, match="gone with"):
+        gradient.sum()
+    assert torch.equal(net[0].weight, before)
