@@ -1,4 +1,7 @@
 """Gradients that programs write, give to others and use in hooks, after they have left."""
+import threading
+import time
+
 import pytest
 import torch
 from handles_test import BOUNDS, STEPS, accumulated, changed_by, each, loss_of, network
@@ -149,6 +152,33 @@ def test_the_graph_of_a_gradient_that_has_left_is_refused():
     optimizer.step()
     loss_of(net, 1).backward()
     assert net[0].weight.grad.square().sum() > 0
+
+
+@pytest.mark.parametrize("steps", [4, None])
+def test_backward_passes_of_two_threads_are_refused(steps, monkeypatch):
+    net = network()
+    optimizer = OffloadedSGD(net.parameters(), lr=0.1, accumulation_steps=steps)
+    before = [parameter.detach().clone() for parameter in net.parameters()]
+    meets, failed = threading.Barrier(2), []
+    monkeypatch.setattr(threading, "excepthook", failed.append)
+
+    def wait(_gradient):
+        meets.wait(10)
+
+    net[1].weight.register_hook(wait)  # both threads have accumulated into net[2] by then
+    shard, = optimizer._shards
+    hand_over = shard._hand_over
+    monkeypatch.setattr(shard, "_hand_over", lambda *given: time.sleep(0.05) or hand_over(*given))
+    threads = [threading.Thread(target=loss_of(net, number).backward) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    with pytest.raises(spillway.NotSupportedError, match="two threads have run backward"):
+        optimizer.step()
+    assert failed
+    optimizer.zero_grad()
+    assert all(torch.equal(a, b) for a, b in zip(net.parameters(), before, strict=True))
 
 
 def test_a_clip_that_waits_holds_no_optimizer():

@@ -165,7 +165,7 @@ class GradientHandle(HandedOver):
                 return target
             target.uses.settle_clip()
             if operation in ZEROS:
-                target.dropped, target.factor = True, 1.0
+                target.dropped = True
                 return target
             if operation in _FACTORS and not kwargs and target._take_factor(
                     _FACTORS[operation], args[1:]):
@@ -226,7 +226,7 @@ class GradientHandle(HandedOver):
             if not isinstance(each, cls) or each.home is not None:
                 rest.append(each.home if isinstance(each, cls) else each)
             elif operation in ZEROS:
-                each.dropped, each.factor = True, 1.0
+                each.dropped = True
             else:
                 found_inf, inverse = others
                 each.uses.note_unscaled(found_inf, float(inverse))

@@ -1,6 +1,7 @@
 """Parameters that an optimizer holds, and their gradients."""
 from __future__ import annotations
 
+import threading
 import weakref
 from typing import Any
 
@@ -24,6 +25,7 @@ class Held(HeldMemory):
         super().__init__(entries, trained)
         self._most = most
         self._uses: Uses | None = None
+        self._one_pass = threading.RLock()  # of a gradient that is taken
         self._left: dict[int, HandedOver] = {}  # in `grad` of what handed gradients over
         Held._forget(self)
 
@@ -63,14 +65,36 @@ class Held(HeldMemory):
 
         def take(parameter: torch.Tensor) -> None:
             if (held := alive()) is not None:
-                if (left := held._left.get(index)) is not None:
-                    left.is_own = True
-                held.check_current(index)
-                held.add_gradient(index)
+                held._take(index)
             elif isinstance(parameter.grad, HandedOver):
                 parameter.grad = parameter.grad.take()
 
         return self._parameters[index].register_post_accumulate_grad_hook(take)
+
+    def _take(self, index: int) -> None:
+        """Takes what a backward pass has added to a gradient."""
+        is_alone = self._one_pass.acquire(blocking=False)
+        try:
+            left, gradient = self._left.get(index), self._parameters[index].grad
+            if not is_alone or (left is not None and gradient is left and left.came is None
+                                and left.home is None):
+                self._torn = index
+            self._check_torn()
+            if left is not None:
+                left.is_own = True
+            self.check_current(index)
+            self.add_gradient(index)
+        finally:
+            if is_alone:
+                self._one_pass.release()
+
+    def _check_torn(self) -> None:
+        """Raises if backward passes of two threads have met."""
+        if self._torn is not None:
+            raise NotSupportedError(
+                f"two threads have run backward passes through {self.entries[self._torn].name} at "
+                "once, and a gradient may be lost: run them one after another; zero_grad() "
+                "forgets this step")
 
     def check_current(self, index: int) -> None:
         """Raises if a backward pass is that of values whose update nobody waited for."""
@@ -208,6 +232,7 @@ class Held(HeldMemory):
 
     def add_gradients(self) -> None:
         """Does that for gradients that no backward pass handed over, and those set to zero."""
+        self._check_torn()
         for index, parameter in enumerate(self._parameters):
             left = self._left.get(index)
             if left is not None and left.came is not None and not left.is_own:
@@ -230,6 +255,7 @@ class Held(HeldMemory):
         return next(lacks, None)
 
     def _forget(self) -> None:
+        self._torn: int | None = None  # a parameter that backward passes of two threads have met at
         self._received = [0] * self._trained
         self._any_received = False
         for index in list(self._left):
