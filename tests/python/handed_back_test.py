@@ -4,7 +4,7 @@ import time
 
 import pytest
 import torch
-from handles_test import BOUNDS, STEPS, accumulated, changed_by, each, loss_of, network
+from handles_test import BOUNDS, STEPS, changed_by, each, loss_of, network
 
 import spillway
 from spillway.torch import OffloadedAdamW, OffloadedSGD
@@ -34,18 +34,30 @@ def zeroed_lists(net):
     torch._foreach_add_(gradients, 0.01)
 
 
-def multiplied_and_zeroed(net, optimizer, number):
-    accumulated(net, optimizer, number, lambda net: [
-        parameter.grad.mul_(0.25).zero_() for parameter in net.parameters()])
+def between_passes(change, before_step=lambda net: None):
+    """A step of two backward passes, between which gradients are changed."""
+    def use(net, optimizer, number):
+        optimizer.zero_grad()
+        loss_of(net, number).backward()
+        change(net)
+        loss_of(net, number + 10).backward()
+        before_step(net)
+        optimizer.step()
+    return use
 
 
-def clipped_and_zeroed(net, optimizer, number):
-    def between(net):
-        torch.nn.utils.clip_grad_norm_(net.parameters(), 0.05)
-        net.zero_grad(set_to_none=False)
+def multiply_and_zero(net):
+    for parameter in net.parameters():
+        parameter.grad.mul_(0.25).zero_()
 
-    accumulated(net, optimizer, number, between)
-    torch.nn.utils.clip_grad_norm_([p for p in net.parameters() if p.grad is not None], 0.05)
+
+def clip(net):
+    torch.nn.utils.clip_grad_norm_(net.parameters(), 0.05)
+
+
+def clip_and_zero(net):
+    clip(net)
+    net.zero_grad(set_to_none=False)
 
 
 def after_a_clip(change):
@@ -92,7 +104,8 @@ USES = {
     "augmented": each(augmented), "assigned": each(assigned),
     "augmented data": each(augmented_data),
     "zeroed and written": each(zeroed_and_written), "zeroed lists": changed_by(zeroed_lists),
-    "multiplied and zeroed": multiplied_and_zeroed, "clipped and zeroed": clipped_and_zeroed,
+    "multiplied and zeroed": between_passes(multiply_and_zero),
+    "clipped and zeroed": between_passes(clip_and_zero, clip),
     "multiplied after a clip": after_a_clip(lambda p: p.grad.mul_(3)),
     "raised after a clip": after_a_clip(lambda p: p.grad.add_(0.01)),
     "dropped after a clip": after_a_clip(dropped),
