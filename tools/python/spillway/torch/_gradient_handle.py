@@ -27,6 +27,10 @@ _FACTORS_OF_LISTS = {f"aten::_foreach_{name[6:]}": change for name, change in _F
 _NORMS = ("aten::linalg_vector_norm", "aten::norm", "aten::_foreach_norm")
 
 
+def _gone() -> None:
+    """Stands for the keeper of a gradient whose step is over."""
+
+
 class Keeper(Protocol):
     """What keeps the gradients of parameters, by their numbers."""
 
@@ -58,7 +62,7 @@ class GradientHandle(HandedOver):
 
     def expire(self) -> None:
         """Ends it: the step is over, and what was kept is gone. Values at home stay."""
-        self._keeper = lambda: None
+        self._keeper = _gone
 
     def revive(self, keeper: Any) -> None:
         """Makes it the one of a gradient to come, which begins with zeros."""

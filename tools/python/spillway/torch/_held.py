@@ -194,8 +194,9 @@ class Held(HeldMemory):
     def notice_drops(self) -> None:
         """Forgets gradients that were handed over and that the program has dropped since: `grad` is
         None, was set to zero, or is another tensor. Those that are zero stay in `grad`."""
-        dropped = [index for index, left in self._left.items()
-                   if left.dropped or not left.stands_in(self._parameters[index])]
+        parameters = self._parameters
+        dropped = [index for index, left in self._left.items() if left.dropped or (
+            parameters[index].grad is not left and not left.stands_in(parameters[index]))]
         zeros = {index: left for index, left in self._left.items()
                  if (left.dropped or left.is_zero) and self._parameters[index].grad is left}
         if dropped and all(index in dropped or index in zeros for index in self._left):

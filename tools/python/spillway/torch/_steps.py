@@ -85,7 +85,7 @@ class WithSteps(WithRegistration):
         self._end_passes()
         self._check_registered()
         self._register()
-        if any(shard.has_drops() for shard in self._shards):
+        if self._uses.has_clip() and any(shard.has_drops() for shard in self._shards):
             self._uses.settle_clip()
         for shard in self._shards:
             shard.take_home()
