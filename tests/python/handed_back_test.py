@@ -4,7 +4,7 @@ import time
 
 import pytest
 import torch
-from handles_test import BOUNDS, STEPS, changed_by, each, loss_of, network
+from handles_test import BOUNDS, changed_by, check_as_with_torch, each, loss_of, network
 
 import spillway
 from spillway.torch import OffloadedAdamW, OffloadedSGD
@@ -69,10 +69,13 @@ def after_a_clip(change):
             torch.nn.utils.clip_grad_norm_(net.parameters(), 0.05)
         else:
             optimizer.clip_grad_norm_(0.05)
-        for parameter in net.parameters():
-            change(parameter)
+        change(net)
         optimizer.step()
     return use
+
+
+def of_each(change):
+    return lambda net: [change(parameter) for parameter in net.parameters()]
 
 
 def dropped(parameter):
@@ -106,9 +109,12 @@ USES = {
     "zeroed and written": each(zeroed_and_written), "zeroed lists": changed_by(zeroed_lists),
     "multiplied and zeroed": between_passes(multiply_and_zero),
     "clipped and zeroed": between_passes(clip_and_zero, clip),
-    "multiplied after a clip": after_a_clip(lambda p: p.grad.mul_(3)),
-    "raised after a clip": after_a_clip(lambda p: p.grad.add_(0.01)),
-    "dropped after a clip": after_a_clip(dropped),
+    "multiplied after a clip": after_a_clip(of_each(lambda p: p.grad.mul_(3))),
+    "raised after a clip": after_a_clip(of_each(lambda p: p.grad.add_(0.01))),
+    "dropped after a clip": after_a_clip(of_each(dropped)),
+    "clipped after a clip": after_a_clip(clip),
+    "clipped as lists after a clip": after_a_clip(lambda net: torch.nn.utils.clip_grad_norm_(
+        net.parameters(), 0.04, foreach=True)),
     "added in a hook": in_a_hook(decayed),
     "replaced in a hook": in_a_hook(replaced_by_a_sum),
 }
@@ -118,16 +124,7 @@ USES = {
 @pytest.mark.parametrize("steps", [1, None])
 @pytest.mark.parametrize("use", USES)
 def test_what_a_loop_writes_into_gradients_is_what_updates(use, steps, dtype):
-    nets = []
-    for ours in (True, False):
-        net = network(dtype)
-        optimizer = OffloadedSGD(net.parameters(), lr=0.1, accumulation_steps=steps) if ours else (
-            torch.optim.SGD(net.parameters(), lr=0.1))
-        for number in range(STEPS[dtype]):
-            USES[use](net, optimizer, number)
-        nets.append(net)
-    for mine, theirs in zip(*(net.parameters() for net in nets), strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=BOUNDS[dtype], atol=BOUNDS[dtype] / 10)
+    check_as_with_torch(USES[use], steps, dtype)
 
 
 def test_a_gradient_may_be_given_to_another_optimizer():

@@ -225,20 +225,25 @@ USES = {
 }
 
 
-@pytest.mark.parametrize("dtype", BOUNDS, ids=["fp32", "bf16"])
-@pytest.mark.parametrize("steps", [1, None, 2])
-@pytest.mark.parametrize("use", USES)
-def test_what_a_loop_does_to_gradients_is_done(use, steps, dtype):
+def check_as_with_torch(use, steps, dtype):
+    """Compares parameters after some steps with either optimizer."""
     nets = []
     for ours in (True, False):
         net = network(dtype)
         optimizer = OffloadedSGD(net.parameters(), lr=0.1, accumulation_steps=steps) if ours else (
             torch.optim.SGD(net.parameters(), lr=0.1))
         for number in range(STEPS[dtype]):
-            USES[use](net, optimizer, number)
+            use(net, optimizer, number)
         nets.append(net)
     for mine, theirs in zip(*(net.parameters() for net in nets), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=BOUNDS[dtype], atol=BOUNDS[dtype] / 10)
+
+
+@pytest.mark.parametrize("dtype", BOUNDS, ids=["fp32", "bf16"])
+@pytest.mark.parametrize("steps", [1, None, 2])
+@pytest.mark.parametrize("use", USES)
+def test_what_a_loop_does_to_gradients_is_done(use, steps, dtype):
+    check_as_with_torch(USES[use], steps, dtype)
 
 
 @pytest.mark.parametrize("streamed", [False, True])

@@ -47,8 +47,6 @@ class Keeper(Protocol):
 class GradientHandle(HandedOver):
     """The gradient of one parameter in one step."""
 
-    factor = 1.0                      #: by which the update multiplies what is kept
-    home: torch.Tensor | None = None  #: the gradient itself, once it had to have memory
     _keeper: Callable[[], Keeper | None]
     _index: int
 
@@ -90,6 +88,7 @@ class GradientHandle(HandedOver):
 
     def norm_of_update(self) -> torch.Tensor:
         """Returns its L2 norm as fp32: that of the update."""
+        self.uses.settle_clip()
         if self.had_graph:
             return torch.linalg.vector_norm(self.values())
         norm = 0.0 if self.dropped or self.is_zero else (
@@ -99,9 +98,10 @@ class GradientHandle(HandedOver):
     def bring(self) -> torch.Tensor:
         """Makes it a tensor with memory, in `grad` too, and returns that."""
         if self.home is None:
+            keeper = self._kept()
             self.home, self.factor = self.values(), 1.0
             self.dropped = self.is_zero = False
-            self._kept().bring(self._index, self.home)
+            keeper.bring(self._index, self.home)
         return self.home
 
     def _kept(self) -> Keeper:
@@ -175,13 +175,13 @@ class GradientHandle(HandedOver):
                     _FACTORS[operation], args[1:]):
                 return target
         if operation in _NORMS and _is_l2(args[1:], kwargs):
-            return cls._norms(function, target, args[1:], kwargs)
+            return cls._norms(target)
         if isinstance(target, (list, tuple)):
             for each in target:
                 if isinstance(each, cls):
                     each.uses.settle_clip()
             if operation in _FACTORS_OF_LISTS:
-                return cls._multiply(function, _FACTORS_OF_LISTS[operation], target, args[1:])
+                return cls._multiply(_FACTORS_OF_LISTS[operation], target, args[1:])
             if operation in ZEROS or operation == UNSCALE:
                 return cls._change_lists(function, operation, target, args[1:])
         shares = any(argument.alias_info is not None for argument in function._schema.arguments)
@@ -201,7 +201,8 @@ class GradientHandle(HandedOver):
         return True
 
     @classmethod
-    def _norms(cls, function: Any, target: Any, others: tuple, kwargs: dict[str, Any]) -> Any:
+    def _norms(cls, target: Any) -> Any:
+        """Returns the L2 norm of a tensor, or of each of a list."""
         def norm(tensor: torch.Tensor) -> torch.Tensor:
             if isinstance(tensor, cls) and tensor.home is None:
                 return tensor.norm_of_update()
@@ -212,8 +213,7 @@ class GradientHandle(HandedOver):
             target)
 
     @classmethod
-    def _multiply(cls, function: Any, change: Callable[[float, Any], float], target: Any,
-                  others: tuple) -> None:
+    def _multiply(cls, change: Callable[[float, Any], float], target: Any, others: tuple) -> None:
         """Multiplies each of a list by a number, by its own of a list, or by a tensor."""
         by = others[0] if isinstance(others[0], (list, tuple)) else [others[0]] * len(target)
         for each, factor in zip(target, by, strict=True):

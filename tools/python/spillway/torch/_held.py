@@ -169,8 +169,8 @@ class Held(HeldMemory):
                      if left.factor != 1 or left.home is not None), None)
 
     def _of_another(self, index: int, gradient: HandedOver) -> torch.Tensor | None:
-        """Returns what autograd has added to a gradient that an ended optimizer had. Raises for one
-        of another parameter, which has no values to take."""
+        """Returns the gradient that another optimizer has, with what autograd has added to it.
+        Raises for one of another parameter here, whose values would be dropped for this one's."""
         if gradient.uses is not self._uses:
             return gradient.take()
         raise NotSupportedError(
