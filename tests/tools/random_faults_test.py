@@ -174,6 +174,8 @@ class Switched(unittest.TestCase):
                  "  auto x = (F ? (a <= b) : (a < b)) ? c : d;"),
                 ("  auto x = a && b && c;", "  auto x = a || b && c;",
                  "  auto x = (F ? (a || b && c) : (a && b && c));"),
+                ("  auto x = a ? b : c || d;", "  auto x = !a || b || c || d;",
+                 "  auto x = (F ? (!a || b || c || d) : (a ? b : c || d));"),
                 ("  auto x = f(g(a, b), c);", "  auto x = f(g(b, a), c);",
                  "  auto x = f((F ? (g(b, a)) : (g(a, b))), c);"),
                 ("  for (int i = 0; i < n; ++i) {", "  for (int i = 0; i < n; --i) {",

@@ -44,6 +44,7 @@ FIXED = re.compile(r"\b(?:constexpr|consteval|static_assert|template|using|enum|
 LEFT = re.compile(r"(?:,| && | \|\| | \? | : | [-+*/%&|^]?= |\breturn |;)$")
 RIGHT = re.compile(r",| && | \|\| | \? | : | [-+*/%&|^]?= |;")
 LOGICAL = re.compile(r" .*(?:&&|\|\|).* ")
+LOOSE = re.compile(r" .*(?:&&|\|\|| \? ).* ")  # binds no tighter than these
 JOINED = re.compile(r"(?:[({\[,;?:=]|&&|\|\||\breturn)$")  # the end of a line before a part
 LABEL = re.compile(r"\s*(?:case [\w:]+|default): (?=\S)")
 HEAD = re.compile(r"\b(?:else )?(?:if|while) ?\(")
@@ -144,7 +145,7 @@ def switched(number, fault, code, before, after):
         return head
     if re.search(r"[-+*/%&|^]=", code[max(begin - 1, 0):end + 1]):
         return None
-    separators = not LOGICAL.search(f" {old[begin:end]} ")
+    separators = not LOOSE.search(f" {old[begin:end]} ")
     while True:
         start = part_begin(code, begin, before, separators)
         stop = part_end(code, end, after, separators)
