@@ -107,7 +107,10 @@ struct EmbeddedOptions {
   /// As much of gradients may wait on the device to be brought away; then `add_gradient` blocks.
   /// One is always taken. Absent: any.
   std::optional<Bytes> gradient_memory;
-  std::optional<Bytes> host_memory;          ///< absent: what cgroup and system leave
+  std::optional<Bytes> host_memory;  ///< absent: what cgroup and system leave
+  /// As much of the memory of values at the start is freed once the trainer is made. It counts as
+  /// free for gradients, which come later.
+  Bytes freed_values;
   std::vector<std::filesystem::path> nvme;   ///< where state lives; empty: in host memory
   std::uint64_t tile_parameters = 2u << 20;  ///< a multiple of kLeafParameters
   std::uint32_t threads = 0;                 ///< of the update; 0: physical cores

@@ -8,6 +8,7 @@
 #include "nvme_swap/failing_engine.hpp"
 #include "runtime/base/error.hpp"
 #include "runtime/engine/embedded/checkpoint.hpp"
+#include "tests/engine/counting_engine.hpp"
 #include "tests/engine/embedded_fixture.hpp"
 
 namespace spillway::engine::embedded_state_test {
@@ -16,34 +17,6 @@ namespace {
 namespace fs = std::filesystem;
 using nvme_swap::FailingEngine;
 using nvme_swap::IoOperation;
-
-/// Counter of the bytes that are read and written.
-class CountingEngine final : public nvme_swap::IoEngine {
- public:
-  struct Moved {
-    double read = 0, written = 0;
-  };
-  CountingEngine(std::unique_ptr<IoEngine> engine, Moved& moved)
-      : engine_(std::move(engine)), moved_(moved) {}
-  [[nodiscard]] std::string_view name() const override { return "counting"; }
-  [[nodiscard]] std::size_t submit(std::span<const nvme_swap::IoRequest> requests) override {
-    const std::size_t taken = engine_->submit(requests);
-    for (const auto& request : requests.first(taken)) {
-      const auto bytes = static_cast<double>(request.length);
-      if (request.operation == IoOperation::read) moved_.read += bytes;
-      if (request.operation == IoOperation::write) moved_.written += bytes;
-    }
-    return taken;
-  }
-  [[nodiscard]] std::size_t poll(std::span<nvme_swap::IoResult> results) override {
-    return engine_->poll(results);
-  }
-  void wait() override { engine_->wait(); }
-
- private:
-  std::unique_ptr<IoEngine> engine_;
-  Moved& moved_;
-};
 
 class EmbeddedStateTest : public EmbeddedTrainerTest {
  protected:

@@ -10,14 +10,23 @@ class ListedHunt(Hunt):
     def __init__(self, directory, mutants):
         self.tests = dict(enumerate((m.tests for m in mutants), start=1))
         self.seconds = {}  # by test, without a fault
+        self.reached = None  # by tests without a fault; none: they have not run yet
         super().__init__(directory, {target for m in mutants for target, _ in m.tests},
                          lambda root: [fault_of(m, root) for m in mutants], CLEAN_SECONDS)
 
     def learn(self):
         tests = sorted({test for tests in self.tests.values() for test in tests})
+        reached = set()
         for test, kept in zip(tests, self.side_by_side(self.run_clean, tests)):
             assert kept["seconds"] is not None, f"{' '.join(test)} fails without a fault"
             self.seconds[test] = kept["seconds"]
+            reached.update(kept["reached"])
+        self.reached = reached
+
+    def together(self, number):
+        """What no test reaches may be computed by compilers, without its fault: it is built
+        alone."""
+        return super().together(number) and (self.reached is None or number in self.reached)
 
     def reaching(self, number):
         return [(target in SCRIPTS, self.seconds[target, chosen], target, chosen)

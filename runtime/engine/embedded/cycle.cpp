@@ -3,12 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <limits>
-#include <optional>
 
 #include "runtime/base/error.hpp"
 #include "runtime/engine/embedded/gradient_copies.hpp"
-#include "runtime/engine/prepare/budgets.hpp"
+#include "runtime/engine/embedded/needs.hpp"
 
 namespace spillway::engine {
 namespace {
@@ -16,39 +14,6 @@ namespace {
 constexpr const char* kCheckpointName = "state";
 /// A process that was killed is gone by then; one that trains is not.
 constexpr std::chrono::milliseconds kLockPatience{1'000};
-
-config::TrainOptions train_options(const EmbeddedOptions& options) {
-  config::TrainOptions train;
-  train.compute = options.dtype;
-  train.device = options.device;
-  train.state_format = options.state_format;
-  train.tile_parameters = options.tile_parameters;
-  train.device_index = options.device_index;
-  train.nvme = options.nvme;
-  train.host_memory = options.host_memory;
-  train.threads = options.threads;
-  train.isa = options.isa;
-  train.seed = options.seed;
-  // What lies on disk is no run of its own: whoever trains says when it is saved.
-  train.commit_every = std::numeric_limits<std::uint64_t>::max();
-  return train;
-}
-
-/// Throws `Error{does_not_fit}` unless the machine has what `setup` takes.
-void check_memory(const EmbeddedOptions& options, const EngineSetup& setup) {
-  const std::optional<Bytes> free_device = free_memory_of_device(setup.options);
-  const MemoryBudget memory = read_memory_budget();
-  Bytes host = setup.budgets.host;
-  if (free_device) {
-    check_fits({.device = setup.budgets.device, .host = {}}, setup.options, memory, free_device,
-               "give units to parameters, and device_memory, so that they are streamed");
-  } else {
-    host += setup.budgets.device;  // what is the device is memory of the host
-  }
-  check_fits({.device = {}, .host = host}, setup.options, memory, std::nullopt,
-             options.nvme.empty() ? "keep optimizer state on disk, or in a shorter format"
-                                  : "use a smaller tile, or train fewer parameters");
-}
 
 EngineSetup make_setup(const EmbeddedOptions& options, const EmbeddedLayout& layout,
                        ExternalFramework& framework) {
@@ -58,10 +23,9 @@ EngineSetup make_setup(const EmbeddedOptions& options, const EmbeddedLayout& lay
   setup.placement = embedded_placement(options, layout);
   setup.groups = layout.groups;
   setup.framework = &framework;
-  const auto items = plan::memory_items(setup.workload, setup.placement);
-  setup.budgets.host = plan::total(items, plan::Tier::host) + landing_bytes(options, layout);
-  setup.budgets.device = plan::total(items, plan::Tier::device);
-  check_memory(options, setup);
+  const EmbeddedNeeds needs = needs_of(options, layout, setup.placement);
+  check_memory(options, needs);
+  setup.budgets = needs.total();
   setup.store_options.adapt = options.adapt;  // which copies of the state have too
   if (!options.nvme.empty()) {
     setup.store_options.directories = options.nvme;
@@ -139,14 +103,6 @@ void EmbeddedCycle::load(const SavedState& saved, std::span<const std::uint64_t>
   set_updates(state_.updates);
   for (std::uint32_t i = 0; i < updates.size(); ++i) set_updates(i, updates[i]);
   parameters_.end_replacement();
-}
-
-std::vector<plan::MemoryItem> EmbeddedCycle::memory() const {
-  auto items = plan::memory_items(workload(), placement());
-  // Slots on disk are there where there is a store.
-  const bool stored = engine().store() != nullptr;
-  std::erase_if(items, [&](const auto& item) { return !stored && item.tier == plan::Tier::nvme; });
-  return items;
 }
 
 }  // namespace spillway::engine

@@ -55,7 +55,6 @@ class EmbeddedCycle final : public StepCycle {
   /// was updated; empty where the state has one number for all.
   void load(const SavedState& saved, std::span<const std::uint64_t> updates);
 
-  [[nodiscard]] std::vector<plan::MemoryItem> memory() const;
   [[nodiscard]] WakeSignal& wake() { return engine().wake(); }
 
  private:

@@ -2,12 +2,14 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <exception>
 
 #include "runtime/base/error.hpp"
 #include "runtime/base/log.hpp"
 #include "runtime/engine/embedded/checkpoint.hpp"
+#include "runtime/engine/embedded/needs.hpp"
 #include "runtime/engine/embedded/values_source.hpp"
 
 namespace spillway::engine {
@@ -17,13 +19,29 @@ namespace {
 constexpr double kLeastDivisor = 3e-39;
 constexpr double kMostDivisor = 8e37;
 
+/// Throws `Error{invalid_argument}` also for what has no values to start from.
+EmbeddedLayout layout_of(const EmbeddedOptions& options,
+                         std::span<const EmbeddedParameter> parameters,
+                         std::span<const FrozenTensor> frozen) {
+  EmbeddedLayout layout = make_layout(options, parameters, frozen);
+  for (const EmbeddedParameter& parameter : parameters) {
+    check(parameter.values != nullptr, ErrorCode::invalid_argument,
+          fmt::format("parameter \"{}\" has no values to start from", parameter.name));
+  }
+  for (const FrozenTensor& tensor : frozen) {
+    check(tensor.values != nullptr, ErrorCode::invalid_argument,
+          fmt::format("\"{}\" is frozen and has no values", tensor.name));
+  }
+  return layout;
+}
+
 }  // namespace
 
 EmbeddedTrainer::Implementation::Implementation(const EmbeddedOptions& options,
                                                 std::span<const EmbeddedParameter> parameters,
                                                 std::span<const FrozenTensor> frozen)
     : options_(options),
-      layout_(make_layout(options, parameters, frozen)),
+      layout_(layout_of(options, parameters, frozen)),
       process_(getpid()),
       gate_(layout_.workload.blocks.size(), options.device_memory ? Ends::both : Ends::backward),
       waited_(layout_.workload.blocks.size()),
@@ -271,11 +289,7 @@ EmbeddedResult EmbeddedTrainer::Implementation::step(const EmbeddedStep& step) {
 }
 
 std::vector<plan::MemoryItem> EmbeddedTrainer::Implementation::memory() const {
-  std::vector<plan::MemoryItem> items = cycle_.memory();
-  if (const Bytes landing = landing_bytes(options_, layout_); landing > Bytes{}) {
-    items.push_back({.tier = plan::Tier::host, .what = "landing gradients", .bytes = landing});
-  }
-  return items;
+  return needs_of(options_, layout_, cycle_.placement()).items;
 }
 
 void EmbeddedTrainer::Implementation::wait(std::uint32_t parameter) {

@@ -59,8 +59,6 @@ void check_parameters(const EmbeddedOptions& options,
                       name));
     check(parameter.elements > 0, ErrorCode::invalid_argument,
           fmt::format("parameter \"{}\" has no elements; leave it out", name));
-    check(parameter.values != nullptr, ErrorCode::invalid_argument,
-          fmt::format("parameter \"{}\" has no values to start from", name));
     check(!parameter.unit || options.device_memory, ErrorCode::invalid_argument,
           fmt::format("parameter \"{}\" is of unit {}, but no parameter is streamed; give "
                       "device_memory, or no units",
@@ -84,7 +82,7 @@ void check_frozen(const EmbeddedOptions& options, std::span<const EmbeddedParame
                     tensor.name));
     check(names.insert(tensor.name).second, ErrorCode::invalid_argument,
           fmt::format("two tensors are named \"{}\"; give each a name of its own", tensor.name));
-    check(tensor.bytes > Bytes{} && tensor.values != nullptr, ErrorCode::invalid_argument,
+    check(tensor.bytes > Bytes{}, ErrorCode::invalid_argument,
           fmt::format("\"{}\" is frozen and has no bytes; leave it out", tensor.name));
   }
 }

@@ -50,8 +50,8 @@ struct EmbeddedLayout {
 
 /// Packs parameters into blocks: those of no unit in their order, each block of one group and a
 /// large parameter by itself; then each unit into one block, with what is frozen of it. Throws
-/// `Error{invalid_argument}` for a parameter without elements, without values, with a name that
-/// another has, or of a group that the options lack, and for options that no trainer can have.
+/// `Error{invalid_argument}` for a parameter without elements, with a name that another has, or of
+/// a group that the options lack, and for options that no trainer can have. Values are not read.
 [[nodiscard]] EmbeddedLayout make_layout(const EmbeddedOptions& options,
                                          std::span<const EmbeddedParameter> parameters,
                                          std::span<const FrozenTensor> frozen = {});

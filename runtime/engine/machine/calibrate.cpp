@@ -6,24 +6,17 @@
 #include <numeric>
 #include <span>
 
-#include "cpu_adam/traffic.hpp"
-#include "cpu_adam/worker_pool.hpp"
 #include "nvme_swap/tile_store.hpp"
-#include "offload/host/host_backend.hpp"
-#include "offload/memory.hpp"
 #include "runtime/base/file.hpp"
 #include "runtime/engine/machine/calibration_sizes.hpp"
 #include "runtime/engine/machine/device_rates.hpp"
-#include "runtime/engine/machine/least_seconds.hpp"
-#include "runtime/engine/machine/normal_numbers.hpp"
+#include "runtime/engine/machine/host_rates.hpp"
 #include "runtime/engine/machine/other_load.hpp"
 #include "runtime/engine/machine/update_bench.hpp"
 #include "runtime/engine/step/update_setup.hpp"
 
 namespace spillway::engine {
 namespace {
-
-using offload::PinnedMemory;
 
 /// Cost of issuing an op and noticing its end: a queue, a wake-up and a poll.
 constexpr double kOpOverheadSeconds = 20e-6;
@@ -37,61 +30,6 @@ Bytes room_of(const CalibrationRequest& request) {
   const plan::Budgets& budgets = request.budgets;
   const bool one_memory = request.options.device != config::DeviceKind::cuda;
   return one_memory ? budgets.device + budgets.host : budgets.host;
-}
-
-/// DRAM bytes a second of the fused update with all its workers.
-double update_rate(const CalibrationRequest& request, const Tuning& tuning) {
-  const plan::Workload& w = request.workload;
-  const cpu_adam::Kernel& kernel = update_kernel(request.options, w);
-  const ElementCount tile =
-      std::min(ElementCount{request.options.tile_parameters}, plan::largest_block(w));
-  const std::size_t count =
-      update_parameters(kernel, tile, ElementCount{kLeafParameters}, room_of(request)).value();
-  cpu_adam::WorkerPool workers({.threads = request.options.threads});
-  UpdateBench bench(kernel, count, request.options.adam, workers);
-  const double seconds = least_seconds([&] { bench.pass(tuning.update_prefetch); });
-  return static_cast<double>(count) *
-         cpu_adam::bytes_per_parameter(kernel.format, kernel.gradient_dtype,
-                                       kernel.parameter_dtype) /
-         seconds;
-}
-
-void measure_disk(const CalibrationRequest& request, const Tuning& tuning,
-                  plan::MachineProfile& profile) {
-  nvme_swap::StoreOptions options;
-  options.directories = *request.state_directories;
-  options.name = "calibration";
-  options.engine = request.options.io_engine;
-  options.disk_gigabytes_per_second = request.options.disk_gbps;
-  options.remove_on_close = true;
-  tune_store(tuning.drives, options);
-  MadeDirectories made;  // which are not there yet when a run is only planned
-  for (const auto& directory : options.directories) made.make(directory);
-  const std::vector<Bytes> tiles = disk_tiles(room_of(request), spaces_of(options.directories));
-  const Bytes tile = tiles.front();
-  const Bytes all_tiles = tile * tiles.size();
-  const auto backend =
-      offload::make_host_backend({.device_capacity = Bytes{}, .pinned_capacity = all_tiles});
-  const PinnedMemory buffer(*backend, all_tiles);
-  const auto store = nvme_swap::TileStore::create(options, {.tiles = tiles});
-  const auto slice = [&](std::uint32_t i) {
-    return buffer.host().subspan(i * tile.value(), tile.value());
-  };
-  const NormalNumbers numbers(request.options);
-  for (std::uint32_t i = 0; i < tiles.size(); ++i) numbers.fill(slice(i));
-  const std::uint64_t checksum = nvme_swap::checksum_of(slice(0));  // they are all alike
-  const auto all = [&](const auto& start) {
-    std::vector<Ticket> tickets;
-    for (std::uint32_t i = 0; i < tiles.size(); ++i) tickets.push_back(start(i));
-    for (Ticket& ticket : tickets) ticket.wait();
-  };
-  const auto bytes = static_cast<double>(buffer.size().value());
-  const auto write = [&](std::uint32_t i) {
-    return store->write(TileIndex{i}, slice(i), checksum);
-  };
-  profile.nvme_write = bytes / least_seconds([&] { all(write); });
-  const auto read = [&](std::uint32_t i) { return store->read(TileIndex{i}, slice(i)); };
-  profile.nvme_read = bytes / least_seconds([&] { all(read); });
 }
 
 /// Shares by rate, if every directory has the space for its own: two slots of each tile, and a
@@ -191,11 +129,17 @@ plan::MachineProfile calibrate(const CalibrationRequest& request, const Tuning& 
   profile.d2h = device.d2h;
   // On the host backend everything contends for the same memory, not two copies alone.
   if (own_memory) profile.h2d_d2h_combined = device.h2d_d2h_combined;
-  profile.update = update_rate(request, tuning);
+  profile.update =
+      measure_update(request.options, request.workload, tuning.update_prefetch, room_of(request));
   profile.gpu_update = own_memory ? device.update : profile.update;
   profile.op_overhead_seconds = kOpOverheadSeconds;
   profile.cpu_shares_gpu = !own_memory;
-  if (request.state_directories) measure_disk(request, tuning, profile);
+  if (request.state_directories) {
+    const DiskRates disks =
+        measure_disks(request.options, *request.state_directories, tuning.drives, room_of(request));
+    profile.nvme_read = disks.read;
+    profile.nvme_write = disks.write;
+  }
   if (const auto text = others.note()) note(*text);
   return profile;
 }

@@ -14,7 +14,9 @@ void add_native_run(nanobind::module_& module);
 void add_configuration(nanobind::module_& module);
 /// Adds `Group` and `TrainerOptions`, which a `Trainer` is made with.
 void add_trainer_options(nanobind::module_& module);
-/// Adds `Trainer`, and those.
+/// Adds `Forecast` and `Rates`.
+void add_forecast(nanobind::module_& module);
+/// Adds `Trainer`, and what it is made with.
 void add_trainer(nanobind::module_& module);
 
 }  // namespace spillway::python

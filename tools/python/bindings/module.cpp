@@ -8,5 +8,6 @@ NB_MODULE(_native, module) {
   spillway::python::translate_errors();
   spillway::python::add_native_run(module);
   spillway::python::add_trainer(module);
+  spillway::python::add_forecast(module);
   spillway::python::add_configuration(module);
 }

@@ -139,6 +139,9 @@ void add_trainer_options(nb::module_& module) {
                   fmt::format("there is no device \"{}\"; there are host and cuda", name));
             o.device = name == "cuda" ? config::DeviceKind::cuda : config::DeviceKind::host;
           })
+      .def_prop_rw(
+          "freed_values", [](const EmbeddedOptions& o) { return o.freed_values.value(); },
+          [](EmbeddedOptions& o, std::uint64_t bytes) { o.freed_values = Bytes{bytes}; })
       .def_rw("device_index", &EmbeddedOptions::device_index)
       .def_rw("groups", &EmbeddedOptions::groups)
       .def_rw("gradients_per_step", &EmbeddedOptions::gradients_per_step)

@@ -60,7 +60,8 @@ def _rows(rows: list[tuple[str, ...]]) -> str:
     return "".join(f"<tr>{row}</tr>" for row in cells)
 
 
-def _size(count: float) -> str:
+def size_text(count: float) -> str:
+    """Returns bytes in the largest unit of which there is one."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.2f} {unit}"
@@ -83,7 +84,7 @@ class Plan(Document):
         return self["tokens_per_step"] / self["step_seconds"]
 
     def _repr_html_(self) -> str:
-        memory = [(tier, item, _size(count)) for tier, entry in self["memory"].items()
+        memory = [(tier, item, size_text(count)) for tier, entry in self["memory"].items()
                   for item, count in entry.get("items", {}).items()]
         lanes = [(lane, f"{use['busy_seconds']:.4f} s", f"{use['exposed_seconds']:.4f} s")
                  for lane, use in self["lanes"].items() if use["busy_seconds"] > 0]

@@ -6,7 +6,7 @@
 The loop stays as it is: `loss.backward()` hands each gradient over as soon as it is ready and frees
 it, and `optimizer.step()` updates all parameters in one pass. Master weights and moments live in
 host memory or, with `nvme`, on disk. `offload_model` streams the parameters of a model's blocks
-through a part of the device.
+through a part of the device. `plan` says beforehand what all that takes.
 """
 import torch
 
@@ -14,7 +14,9 @@ if torch.__version__ < (2, 4):
     raise ImportError("spillway.torch needs PyTorch 2.4 or later, and this is "
                       f"{torch.__version__}: pip install --upgrade torch")
 
-from spillway.torch.engine import (  # noqa: E402: of a version that has what it needs
+# noqa of each: the version has what they need.
+from spillway.torch._forecast import Forecast, plan  # noqa: E402
+from spillway.torch.engine import (  # noqa: E402
     Engine,
     Schedule,
     add_config_arguments,
@@ -31,6 +33,6 @@ from spillway.torch.optimizers import (  # noqa: E402
 )
 from spillway.torch.streaming import offload_model  # noqa: E402
 
-__all__ = ["Engine", "OffloadedAdagrad", "OffloadedAdam", "OffloadedAdamW", "OffloadedLion",
-           "OffloadedOptimizer", "OffloadedSGD", "Schedule", "add_config_arguments",
-           "init_distributed", "initialize", "offload_model"]
+__all__ = ["Engine", "Forecast", "OffloadedAdagrad", "OffloadedAdam", "OffloadedAdamW",
+           "OffloadedLion", "OffloadedOptimizer", "OffloadedSGD", "Schedule",
+           "add_config_arguments", "init_distributed", "initialize", "offload_model", "plan"]

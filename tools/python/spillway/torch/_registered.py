@@ -71,6 +71,16 @@ def may_be_shared(parameter: torch.Tensor) -> bool:
     return references_of(parameter) > 2  # itself, and the storage that the call looks at
 
 
+def freed_values(parameters: Iterable[torch.Tensor], place: torch.device) -> int:
+    """Returns the bytes that are free once the values of parameters have moved to memory of an
+    optimizer: of those on the CPU that nobody shares. A GPU's driver pins all of that memory
+    before."""
+    if place.type != "cpu":
+        return 0
+    return sum(parameter.nbytes for parameter in parameters
+               if parameter.device.type == "cpu" and not may_be_shared(parameter))
+
+
 def check_memory(parameters: list[Registered], others: Iterable[Others] = ()) -> None:
     """Raises if one of these lies in the memory of another one, or of one of the others."""
     mine = {id(entry.parameter) for entry in parameters}

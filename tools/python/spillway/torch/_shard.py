@@ -13,7 +13,7 @@ from spillway.torch._gradient_handle import GradientHandle
 from spillway.torch._handed_over import Uses
 from spillway.torch._held import Held
 from spillway.torch._layout import flattened, name_with, order_of, shaped
-from spillway.torch._registered import DTYPES, Registered
+from spillway.torch._registered import DTYPES, Registered, freed_values
 
 
 def in_memory(elements: int) -> torch.Tensor:
@@ -42,6 +42,7 @@ class Shard(Held):
         self.deciding: set[int] = set()  # parameters whose update may still run
         self._device = device_of(place)
         self._device.configure(options)
+        options.freed_values = freed_values(self._parameters, place)
         with self._device.current():
             self.trainer = native.Trainer(options, [
                 (name_with(entry.name, order), self.groups.index(entry.group),

@@ -48,10 +48,6 @@ def offload_model(model: torch.nn.Module, device_memory: str | int,
     if hasattr(model, "_spillway_streaming"):
         raise InvalidArgumentError("the model is offloaded already")
     found = find_blocks(model) if blocks is None else list(blocks)
-    if not found:
-        raise InvalidArgumentError(
-            "no blocks were found: the model has no ModuleList of at least two modules of one "
-            "class; name them with blocks=[...]")
     streaming = Streaming(model, device_memory, found, activation_memory, _checked(device))
     model._spillway_streaming = streaming
     streaming.move_buffers(model)
@@ -87,6 +83,31 @@ def find_blocks(model: torch.nn.Module) -> list[torch.nn.Module]:
         if size > most:
             best, most = children, size
     return best
+
+
+def units_of(model: torch.nn.Module,
+             blocks: list[torch.nn.Module]) -> dict[torch.nn.Parameter, int | None]:
+    """Returns the number of the block that each parameter of a model is in; None where that is
+    none, or are several."""
+    if not blocks:
+        raise InvalidArgumentError(
+            "no blocks were found: the model has no ModuleList of at least two modules of one "
+            "class; name them with blocks=[...]")
+    owners: dict[torch.nn.Parameter, list[int | None]] = {}
+    for unit, block in enumerate(blocks):
+        for parameter in block.parameters():
+            owners.setdefault(parameter, []).append(unit)
+    inside = {id(module) for block in blocks for module in block.modules()}
+    for module in model.modules():
+        if id(module) not in inside:
+            for parameter in module.parameters(recurse=False):
+                owners.setdefault(parameter, []).append(None)
+    units = {parameter: found[0] if len(set(found)) == 1 else None
+             for parameter, found in owners.items()}
+    for unit in sorted(set(range(len(blocks))) - set(units.values())):
+        raise InvalidArgumentError(
+            f"block {unit} has no parameters of its own; leave it out of blocks")
+    return units
 
 
 def _top_hooks() -> tuple[Any, Any]:
@@ -125,26 +146,12 @@ class Streaming:
         self.activations = None
         if activation_memory is not None:
             self.activations = Activations(model, native.parse_bytes(str(activation_memory)))
-        owners: dict[torch.nn.Parameter, list[int | None]] = {}
-        for unit, block in enumerate(blocks):
-            for parameter in block.parameters():
-                owners.setdefault(parameter, []).append(unit)
-        inside = {id(module) for block in blocks for module in block.modules()}
-        for module in model.modules():
-            if id(module) not in inside:
-                for parameter in module.parameters(recurse=False):
-                    owners.setdefault(parameter, []).append(None)
         self._names = {parameter: name for name, parameter in model.named_parameters()}
         self._parameters: list[list[torch.nn.Parameter]] = [[] for _ in blocks]
-        for parameter, units in owners.items():
-            unit = units[0] if len(set(units)) == 1 else None
+        for parameter, unit in units_of(model, blocks).items():
             parameter._spillway_streaming = (self, unit)
             if unit is not None:
                 self._parameters[unit].append(parameter)
-        for unit, parameters in enumerate(self._parameters):
-            if not parameters:
-                raise InvalidArgumentError(
-                    f"block {unit} has no parameters of its own; leave it out of blocks")
         self._shard: Shard | None = None
         self._indices: list[list[int]] = []
         self._kept: list[torch.Tensor] = []  # where those of the entered unit lie otherwise

@@ -1,0 +1,35 @@
+// What the host does in a second: the update on its cores, and its drives. Control thread only.
+#pragma once
+
+#include <cstddef>
+#include <filesystem>
+#include <span>
+
+#include "runtime/base/units.hpp"
+#include "runtime/config/train_options.hpp"
+#include "runtime/engine/machine/machine_tuning.hpp"
+#include "runtime/plan/workload.hpp"
+
+namespace spillway::engine {
+
+/// Returns the bytes of memory a second of the fused update with all its workers, measured in at
+/// most `room`. `options`: resolved. Throws `Error{does_not_fit}` if the room does not suffice for
+/// one leaf.
+[[nodiscard]] double measure_update(const config::TrainOptions& options,
+                                    const plan::Workload& workload, std::size_t prefetch,
+                                    Bytes room);
+
+/// Bytes a second of tile-sized transfers that pass the page cache by.
+struct DiskRates {
+  double read = 0;
+  double write = 0;
+};
+
+/// Measures the drives of `directories` together, through a store of tiles that is removed at the
+/// end. Directories that are not there are made, and removed too. Throws `Error{does_not_fit}` if
+/// `room` in memory or the space on a drive does not suffice for one page.
+[[nodiscard]] DiskRates measure_disks(const config::TrainOptions& options,
+                                      std::span<const std::filesystem::path> directories,
+                                      const DriveTunings& drives, Bytes room);
+
+}  // namespace spillway::engine
