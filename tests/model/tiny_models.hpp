@@ -53,9 +53,9 @@ struct Data {
 };
 
 /// A model of random parameters, always the same ones.
-inline std::unique_ptr<ModelHarness> make_model(const ModelConfig& config,
-                                                std::unique_ptr<Ops> ops) {
-  auto model = std::make_unique<ModelHarness>(config, kBatch, std::move(ops));
+inline std::unique_ptr<ModelHarness> make_model(const ModelConfig& config, std::unique_ptr<Ops> ops,
+                                                BatchShape batch = kBatch) {
+  auto model = std::make_unique<ModelHarness>(config, batch, std::move(ops));
   Random random;
   for (std::uint32_t block = 0; block < model->blocks(); ++block) {
     std::vector<float> values;

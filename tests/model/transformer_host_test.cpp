@@ -42,6 +42,35 @@ TEST(HostTransformer, SplitsALargeVocabularyIntoChunksOfTokens) {
   EXPECT_LT(model.workspace_bytes().value(), 2 * chunk);
 }
 
+TEST(HostTransformer, AddsUpTheGradientsOfItsChunks) {
+  ModelConfig config = tiny_gpt2();
+  config.vocab_size = 70'000;  // 32 MiB of logits hold 64 tokens of these
+  config.max_context = 50;
+  constexpr BatchShape kTwoChunks{.batch = 2, .sequence = 50};
+  const auto model = make_model(config, host::make_ops({.compute_threads = 2}), kTwoChunks);
+  Random random;
+  std::vector<std::int32_t> tokens, targets;
+  for (int i = 0; i < 100; ++i) {
+    tokens.push_back(random.below(config.vocab_size));
+    targets.push_back(random.below(config.vocab_size));
+  }
+  /// The gradient of the losses of these tokens alone.
+  const auto gradient_of = [&](std::size_t first, std::size_t end) {
+    std::vector<std::int32_t> counted(targets.size(), -1);
+    for (std::size_t i = first; i < end; ++i) counted[i] = targets[i];
+    model->step(tokens, counted, 1, true);
+    return std::vector<float>(model->tied_gradients().begin(), model->tied_gradients().end());
+  };
+  const std::vector<float> all = gradient_of(0, 100);
+  const std::vector<float> one = gradient_of(0, 64);
+  const std::vector<float> other = gradient_of(64, 100);
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    ASSERT_NEAR(all[i], one[i] + other[i], 1e-5) << i;
+  }
+  EXPECT_GT(*std::ranges::max_element(one), 0.1F);
+  EXPECT_GT(*std::ranges::max_element(other), 0.1F);
+}
+
 TEST(HostTransformer, MemoryOfALayerDoesNotDependOnTheirNumber) {
   ModelConfig config = tiny_gpt2();
   const auto ops = host::make_ops({.compute_threads = 2});
