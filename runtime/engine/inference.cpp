@@ -73,7 +73,7 @@ Inference::Inference(const model::ModelConfig& config, const InferenceOptions& o
 Inference::~Inference() = default;
 
 void Inference::load(const model::ParameterSource& source) {
-  const plan::Workload& workload = engine_->setup().workload;
+  const plan::Workload& workload = engine_->workload();
   offload::Stream& stream = *engine_->streams().upload;
   std::vector<float> masters;
   for (std::uint32_t block = 0; block < workload.blocks.size(); ++block) {

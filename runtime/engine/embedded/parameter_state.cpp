@@ -24,8 +24,8 @@ ParameterState::ParameterState(StepEngine& engine, EmbeddedValues& values,
       values_(values),
       layout_(layout),
       slots_(engine.slots()),
-      dtype_(engine.setup().workload.compute),
-      isa_(engine.setup().options.isa.value_or(cpu_adam::best_isa())),
+      dtype_(engine.workload().compute),
+      isa_(engine.isa()),
       torn_(layout.ranges.size()) {}
 
 void ParameterState::check_whole(std::uint32_t parameter) const {

@@ -72,7 +72,7 @@ StepEngine::StepEngine(EngineSetup setup, const ModelRuntime& model, plan::Pools
                   .workers = *workers_,
                   .store = store_.get(),
                   .activation_store = activation_store_.get(),
-                  .isa = setup_.options.isa.value_or(cpu_adam::best_isa()),
+                  .isa = isa(),
                   .kernel = update_kernel(setup_.options, setup_.workload),
                   .update_prefetch = setup_.update_prefetch,
                   .groups = groups_of(setup_, model),
@@ -128,6 +128,17 @@ std::span<const double> StepEngine::losses() {
   const std::span<std::byte> bytes = memory_->host(slots_.losses());
   streams_->compute->download(bytes, memory_->all_device(plan::PoolKind::device_losses));
   streams_->compute->synchronize();
+  return {reinterpret_cast<const double*>(bytes.data()), bytes.size() / sizeof(double)};
+}
+
+std::span<const double> StepEngine::norm_leaves(std::uint32_t block) {
+  const std::span<std::byte> bytes =
+      memory_->host(slots_.tiles_of(plan::PoolKind::host_leaves, block));
+  if (placement().blocks[block].state == plan::Tier::device) {
+    streams_->compute->download(
+        bytes, memory_->device(slots_.tiles_of(plan::PoolKind::device_leaves, block)));
+    streams_->compute->synchronize();
+  }
   return {reinterpret_cast<const double*>(bytes.data()), bytes.size() / sizeof(double)};
 }
 

@@ -54,6 +54,10 @@ class StepEngine {
   ~StepEngine();
 
   [[nodiscard]] const EngineSetup& setup() const { return setup_; }
+  [[nodiscard]] const config::TrainOptions& options() const { return setup_.options; }
+  [[nodiscard]] const plan::Workload& workload() const { return setup_.workload; }
+  [[nodiscard]] const plan::Placement& placement() const { return setup_.placement; }
+  [[nodiscard]] cpu_adam::Isa isa() const { return options().isa.value_or(cpu_adam::best_isa()); }
   [[nodiscard]] offload::DeviceBackend& backend() const { return *backend_; }
   /// Gives the backend away, which must still outlive this object. Nothing runs any more.
   [[nodiscard]] std::unique_ptr<offload::DeviceBackend> take_backend() {
@@ -71,6 +75,9 @@ class StepEngine {
   [[nodiscard]] data::MicroBatch batch(std::uint32_t pass) const;
   /// Returns the losses of all passes of the last plan. Blocks.
   [[nodiscard]] std::span<const double> losses();
+  /// Returns the sums of squares of the leaves of a block's gradient, as the last plan left it.
+  /// Blocks.
+  [[nodiscard]] std::span<const double> norm_leaves(std::uint32_t block);
   /// Returns the signal that everything notifies when it completes.
   [[nodiscard]] WakeSignal& wake() { return wake_; }
   /// Makes a plan ready to run.
