@@ -262,14 +262,14 @@ PlannedRun::PlannedRun(const TrainRequest& request, RankGroups& ranks_of_job)
 }
 
 EngineSetup PlannedRun::engine_setup() const {
-  return {.config = config(),
-          .options = plan.options,
-          .workload = plan.workload,
-          .budgets = plan.budgets,
-          .placement = plan.placement,
-          .store_options = store_options,
-          .start = resume_at ? Start::resumed : Start::anew,
-          .resume_at = resume_at,
+  return {.work = {.config = config(),
+                   .options = plan.options,
+                   .workload = plan.workload,
+                   .budgets = plan.budgets,
+                   .placement = plan.placement},
+          .store = {.options = store_options,
+                    .start = resume_at ? Start::resumed : Start::anew,
+                    .resume_at = resume_at},
           .update_prefetch = update_prefetch,
           .ranks = &ranks};
 }

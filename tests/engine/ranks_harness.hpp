@@ -213,16 +213,17 @@ class RanksHarness : public TrainingHarness {
                                                    RankOfJob& rank,
                                                    Start start = Start::anew) const {
     ModelRuntime model = make_model_runtime(config(), options, products);
-    EngineSetup setup;
-    setup.config = config();
-    setup.options = options;
-    setup.budgets = {1_GiB, 1_GiB, 1_GiB};
-    setup.workload = of_stage(make_workload(config(), *model.transformer, options, rank.of_stage()),
-                              options, rank.stage());
-    setup.placement = place(config(), options, setup.workload, setup.budgets);
-    setup.store_options = store;
-    setup.start = start;
-    setup.ranks = &rank.groups();
+    const plan::Budgets budgets{1_GiB, 1_GiB, 1_GiB};
+    const plan::Workload workload =
+        of_stage(make_workload(config(), *model.transformer, options, rank.of_stage()), options,
+                 rank.stage());
+    const EngineSetup setup{.work = {.config = config(),
+                                     .options = options,
+                                     .workload = workload,
+                                     .budgets = budgets,
+                                     .placement = place(config(), options, workload, budgets)},
+                            .store = {.options = store, .start = start},
+                            .ranks = &rank.groups()};
     return std::make_unique<Trainer>(setup, std::move(model));
   }
 

@@ -119,15 +119,17 @@ class StaleHarness : public RanksHarness {
     options.residency = config::Residency::none;
     options.commits = false;
     ModelRuntime model = make_model_runtime(config(), options, products);
-    EngineSetup setup;
-    setup.config = config();
-    setup.options = options;
-    setup.budgets = {1_GiB, 1_GiB, 1_GiB};
-    setup.workload = make_workload(config(), *model.transformer, options, in_fixed_order());
-    setup.placement = place(config(), options, setup.workload, setup.budgets);
-    Ages ages(setup.workload.blocks.size(), 1);
+    const plan::Budgets budgets{1_GiB, 1_GiB, 1_GiB};
+    const plan::Workload workload =
+        make_workload(config(), *model.transformer, options, in_fixed_order());
+    const EngineSetup setup{.work = {.config = config(),
+                                     .options = options,
+                                     .workload = workload,
+                                     .budgets = budgets,
+                                     .placement = place(config(), options, workload, budgets)}};
+    Ages ages(workload.blocks.size(), 1);
     if (stages > 0) {
-      const auto parts = plan::cut_layers(setup.workload, {.stages = stages});
+      const auto parts = plan::cut_layers(workload, {.stages = stages});
       for (std::uint32_t stage = 0; stage < stages; ++stage) {
         for (std::uint32_t b = parts[stage].first; b < parts[stage].end; ++b) {
           ages[b] = stages - 1 - stage;

@@ -169,13 +169,13 @@ class TrainingHarness {
     for (const auto& directory : store.directories) {
       std::filesystem::create_directories(directory);
     }
-    const EngineSetup setup{.config = config_,
-                            .options = options,
-                            .workload = workload,
-                            .budgets = budgets,
-                            .placement = placement,
-                            .store_options = store,
-                            .start = resume ? Start::resumed : Start::anew};
+    const EngineSetup setup{
+        .work = {.config = config_,
+                 .options = options,
+                 .workload = workload,
+                 .budgets = budgets,
+                 .placement = placement},
+        .store = {.options = store, .start = resume ? Start::resumed : Start::anew}};
     auto trainer = std::make_unique<Trainer>(setup, std::move(model));
     if (!resume) {
       trainer->cycle().initialize(

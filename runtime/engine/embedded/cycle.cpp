@@ -35,42 +35,52 @@ config::TrainOptions train_options(const EmbeddedOptions& options) {
   return train;
 }
 
-/// Throws `Error{does_not_fit}` unless the machine has what `setup` takes.
-void check_memory(const EmbeddedOptions& options, const EngineSetup& setup) {
-  const std::optional<Bytes> free_device = free_memory_of_device(setup.options);
+/// Returns the memory that the engine takes. Throws `Error{does_not_fit}` unless the machine has
+/// it.
+plan::Budgets budgets_of(const EmbeddedOptions& options, const EmbeddedLayout& layout,
+                         const plan::Placement& placement, const config::TrainOptions& train) {
+  const auto items = plan::memory_items(layout.workload, placement);
+  const plan::Budgets budgets{
+      .device = plan::total(items, plan::Tier::device),
+      .host = plan::total(items, plan::Tier::host) + landing_bytes(options, layout),
+      .nvme = {}};
+  const std::optional<Bytes> free_device = free_memory_of_device(train);
   const MemoryBudget memory = read_memory_budget();
-  Bytes host = setup.budgets.host;
+  Bytes host = budgets.host;
   if (free_device) {
-    check_fits({.device = setup.budgets.device, .host = {}}, setup.options, memory, free_device,
+    check_fits({.device = budgets.device, .host = {}}, train, memory, free_device,
                "give units to parameters, and device_memory, so that they are streamed");
   } else {
-    host += setup.budgets.device;  // what is the device is memory of the host
+    host += budgets.device;  // what is the device is memory of the host
   }
-  check_fits({.device = {}, .host = host}, setup.options, memory, std::nullopt,
+  check_fits({.device = {}, .host = host}, train, memory, std::nullopt,
              options.nvme.empty() ? "keep optimizer state on disk, or in a shorter format"
                                   : "use a smaller tile, or train fewer parameters");
+  return budgets;
+}
+
+nvme_swap::StoreOptions state_store(const EmbeddedOptions& options) {
+  nvme_swap::StoreOptions store;
+  store.adapt = options.adapt;  // which copies of the state have too
+  if (options.nvme.empty()) return store;
+  store.directories = options.nvme;
+  store.owner = random_run_id();
+  store.remove_on_close = true;
+  store.lock_patience = kLockPatience;
+  return store;
 }
 
 EngineSetup make_setup(const EmbeddedOptions& options, const EmbeddedLayout& layout,
                        ExternalFramework& framework) {
-  EngineSetup setup;
-  setup.options = train_options(options);
-  setup.workload = layout.workload;
-  setup.placement = embedded_placement(options, layout);
-  setup.groups = layout.groups;
-  setup.framework = &framework;
-  const auto items = plan::memory_items(setup.workload, setup.placement);
-  setup.budgets.host = plan::total(items, plan::Tier::host) + landing_bytes(options, layout);
-  setup.budgets.device = plan::total(items, plan::Tier::device);
-  check_memory(options, setup);
-  setup.store_options.adapt = options.adapt;  // which copies of the state have too
-  if (!options.nvme.empty()) {
-    setup.store_options.directories = options.nvme;
-    setup.store_options.owner = random_run_id();
-    setup.store_options.remove_on_close = true;
-    setup.store_options.lock_patience = kLockPatience;
-  }
-  return setup;
+  const config::TrainOptions train = train_options(options);
+  const plan::Placement placement = embedded_placement(options, layout);
+  return {.work = {.config = {},
+                   .options = train,
+                   .workload = layout.workload,
+                   .budgets = budgets_of(options, layout, placement, train),
+                   .placement = placement},
+          .store = {.options = state_store(options)},
+          .foreign = ForeignPasses{.framework = framework, .groups = layout.groups}};
 }
 
 nvme_swap::StoreOptions checkpoint_store(const std::filesystem::path& directory) {

@@ -29,17 +29,17 @@ Trainer::Trainer(const EngineSetup& setup, ModelRuntime model)
     : model_(std::move(model)),
       engine_(setup, model_),
       cycle_(engine_),
-      steps_of_sums_(steps_of_sums(setup.options, setup.workload)),
-      squares_(steps_of_sums_ * (setup.workload.blocks.size() + 1)),
+      steps_of_sums_(steps_of_sums(engine_.options(), workload())),
+      squares_(steps_of_sums_ * (workload().blocks.size() + 1)),
       evaluation_executor_(
           engine_.prepare(plan::build_evaluation(workload(), engine_.placement()))) {
   results_.reserve(steps_of_sums_);
   engine_.ranks().expect_sums(Group::tensor, workload().blocks.size() + 1);
   engine_.ranks().expect_sums(Group::stages, squares_.size());
   if (engine_.ranks().host(Group::replicas) != nullptr) rank_sums_.emplace(engine_);
-  if (setup.start == Start::resumed) return;
+  if (setup.store.start == Start::resumed) return;
   cycle_.state().loss_scale =
-      config::initial_loss_scale(setup.options.loss_scale, setup.options.compute == DType::fp16);
+      config::initial_loss_scale(engine_.options().loss_scale, workload().compute == DType::fp16);
 }
 
 /// The ranks take their micro-batches of a round one after the other, so that the order of the data
