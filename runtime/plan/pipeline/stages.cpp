@@ -5,11 +5,13 @@
 
 #include <algorithm>
 #include <limits>
+#include <string_view>
 #include <utility>
 
 #include "runtime/base/error.hpp"
 #include "runtime/plan/pipeline/stale.hpp"
 #include "runtime/plan/pipeline/timeline.hpp"
+#include "runtime/plan/tiles.hpp"
 
 namespace spillway::plan {
 namespace {
@@ -204,8 +206,9 @@ void empty_other_stages(Workload& workload) {
 Workload workload_of_stage(const Workload& workload, const Pipeline& cut, std::uint32_t stage) {
   Pipeline pipeline = cut;
   pipeline.tied_head = workload.tied_head;
-  check(!workload.tiled, ErrorCode::not_supported,
-        "this version cuts no layers into tiles in a pipeline; remove spillway.operator_tile");
+  const std::string_view excluded = why_no_tiles({.stages = pipeline.stages});
+  check(!workload.tiled || excluded.empty(), ErrorCode::not_supported, excluded);
+  SPILLWAY_ASSERT(!workload.tiled && "one stage has nothing to cut");
   const bool full = has_stale_weights(pipeline.schedule);
   if (full) check_full_pipeline(workload, pipeline);
   const std::vector<BlockRange> parts = cut_layers(workload, pipeline);

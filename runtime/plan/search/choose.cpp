@@ -3,11 +3,13 @@
 #include <algorithm>
 #include <optional>
 #include <set>
+#include <string_view>
 #include <vector>
 
 #include "runtime/base/error.hpp"
 #include "runtime/plan/placement/boundaries.hpp"
 #include "runtime/plan/search/moves.hpp"
+#include "runtime/plan/tiles.hpp"
 
 namespace spillway::plan {
 namespace {
@@ -74,17 +76,16 @@ class Chooser {
     check(
         workload_.replicas.count == 1 || request_.state != Tier::device, ErrorCode::not_supported,
         "state on the device with more than one rank is not supported; ask for state on the host");
-    check(workload_.replicas.count == 1 || !workload_.tiled, ErrorCode::not_supported,
-          "spillway.operator_tile with more than one rank is not supported");
+    if (workload_.tiled) {
+      const auto saved = request_.offload ? request_.offload_to : Tier::device;
+      const std::string_view excluded = why_no_tiles(workload_.grid(), saved);
+      check(excluded.empty(), ErrorCode::not_supported, excluded);
+    }
     check(workload_.replicas.count == 1 || request_.order == WorkOrder::layer_major,
           ErrorCode::not_supported,
           "spillway.work_order micro_batch_major with more than one rank is not supported");
     SPILLWAY_ASSERT(!request_.offload || request_.keep == true);
     SPILLWAY_ASSERT(request_.offload_share == 0 || (!request_.keep && !workload_.tiled));
-    check(
-        !workload_.tiled || !request_.offload, ErrorCode::not_supported,
-        "spillway.checkpointing: with spillway.operator_tile saved activations stay on the device; "
-        "use \"auto\" instead of \"offload\"");
   }
 
   /// Whether one of the plans fits. Device fit is monotone in the index: first the minimum fits,
