@@ -3,6 +3,7 @@
 
 #include "runtime/plan/placement/boundaries.hpp"
 #include "runtime/plan/placement/pools.hpp"
+#include "runtime/plan/reduction.hpp"
 
 namespace spillway::plan {
 namespace {
@@ -31,13 +32,11 @@ Row gradients(const PoolSizes& sizes, const Placement& p, DType dtype) {
           .last = bytes_of(vector_elements(sizes.workload()), dtype)};
 }
 
-/// Returns those of what a rank gets of the gradients of a round: its shard of the sum, or of each
-/// rank's.
+/// Returns those of what a rank gets of the gradients of a round.
 Row received_gradients(const PoolSizes& sizes, const Placement& p) {
   const Workload& w = sizes.workload();
   const auto received = [&w](ElementCount slot) {
-    const ElementCount shard{slot.value() / w.shards()};
-    return bytes_of(shard, w.compute) * std::uint64_t{w.gradients_of_round()};
+    return bytes_of(reduction_of(w, slot).got(), w.compute);
   };
   return {.first = received(sizes.gradient_slot()),
           .count = p.gradient_slots - 1,

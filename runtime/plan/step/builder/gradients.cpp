@@ -1,5 +1,6 @@
 #include "runtime/plan/step/builder/gradients.hpp"
 
+#include "runtime/plan/placement/pools.hpp"
 #include "runtime/plan/step/op_traffic.hpp"
 
 namespace spillway::plan {
@@ -89,7 +90,7 @@ void Gradients::download_gradient(std::uint32_t block, const Buffer& made) {
   const Value total{ValueKind::total_gradient, block, 0, step_.round};
   const bool lands = workload_.sums_gradients();
   OpDraft download = draft(OpKind::copy, Lane::d2h, block);
-  download.op.bytes = shard_bytes(block) * std::uint64_t{workload_.gradients_of_round()};
+  download.op.bytes = bytes_of(reduction_of(block).got(), workload_.compute);
   download.read(gradient, gradient_shard(block));
   if (!lands) {
     download.write(home, total);
@@ -112,27 +113,15 @@ void Gradients::download_gradient(std::uint32_t block, const Buffer& made) {
 }
 
 Buffer Gradients::reduce_gradient(std::uint32_t block, const Buffer& gradient) {
-  const bool sharded = workload_.shards() > 1;
-  const bool summed = workload_.replicas.sums == SumOrder::fast;
-  const Value made{ValueKind::gradient, block, 0, step_.round};
-  if (summed && !sharded) {
-    OpDraft reduce = draft(OpKind::all_reduce, Lane::net, block);
-    reduce.op.bytes = reduction_traffic(workload_, block);
-    reduce.read(gradient, made);
-    reduce.write(gradient, gradient_shard(block));
-    append(reduce);
-    return gradient;
-  }
-  const OpKind kind = summed    ? OpKind::reduce_scatter
-                      : sharded ? OpKind::all_to_all
-                                : OpKind::all_gather;
-  const Buffer received = step_.pools.take_slot(PoolKind::gradient_shards, block);
-  OpDraft exchange = draft(kind, Lane::net, block);
+  const Reduction reduction = reduction_of(block);
+  const Buffer received =
+      reduction.in_place() ? gradient : step_.pools.take_slot(PoolKind::gradient_shards, block);
+  OpDraft exchange = draft(reduction.kind, Lane::net, block);
   exchange.op.bytes = reduction_traffic(workload_, block);
-  exchange.read(gradient, made);
+  exchange.read(gradient, {ValueKind::gradient, block, 0, step_.round});
   exchange.write(received, gradient_shard(block));
   append(exchange);
-  give_back(gradient);
+  if (!reduction.in_place()) give_back(gradient);
   return received;
 }
 

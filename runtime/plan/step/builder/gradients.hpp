@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "runtime/plan/reduction.hpp"
 #include "runtime/plan/step/builder/step_draft.hpp"
 
 namespace spillway::plan {
@@ -42,9 +43,10 @@ class Gradients : public StepPart {
   }
   /// Downloads the round's gradient, or this rank's part of it; several are summed on the host.
   void download_gradient(std::uint32_t block, const Buffer& gradient);
-  /// Returns a buffer with what this rank gets of all ranks' gradients of a round: its shard of
-  /// their sum or, where they add up in a fixed order, its shard of each. What has no shards is
-  /// whole.
+  [[nodiscard]] Reduction reduction_of(std::uint32_t block) const {
+    return plan::reduction_of(workload_, workload_.blocks[block].padded_parameters);
+  }
+  /// Returns a buffer with what this rank gets of all ranks' gradients of a round.
   [[nodiscard]] Buffer reduce_gradient(std::uint32_t block, const Buffer& gradient);
 
   std::vector<Buffer> accumulator_;  // by block, of the visit under way
