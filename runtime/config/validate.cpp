@@ -14,7 +14,7 @@
 #include "runtime/config/keys.hpp"
 #include "runtime/config/options_table.hpp"
 #include "runtime/config/schedule.hpp"
-#include "runtime/plan/tiles.hpp"
+#include "runtime/plan/operator_tiles.hpp"
 
 namespace spillway::config {
 namespace {
@@ -83,9 +83,9 @@ void validate_stale_weights(Faults& faults, const TrainOptions& options) {
                       rounds, stages, stages));
 }
 
-void validate_tiles(Faults& faults, const TrainOptions& options, const plan::Grid& grid) {
+void validate_operator_tiles(Faults& faults, const TrainOptions& options, const plan::Grid& grid) {
   if (options.operator_tile == 0) return;
-  const std::string_view excluded = plan::why_no_tiles(grid);
+  const std::string_view excluded = plan::why_no_operator_tiles(grid);
   require(faults, excluded.empty(), excluded);
 }
 
@@ -115,7 +115,7 @@ void validate_pipeline(Faults& faults, const TrainOptions& options) {
                   options.gradient_accumulation_steps, stages, stages));
   require(faults, options.work_order == WorkOrder::layer_major,
           "spillway.work_order micro_batch_major excludes pipeline.stages; remove one of the keys");
-  validate_tiles(faults, options, {.stages = stages});
+  validate_operator_tiles(faults, options, {.stages = stages});
   require(faults, options.secondary_ranks == 1,
           "in this version the ranks of a pipeline keep no second copy of parameters; remove "
           "zero_optimization.zero_hpz_partition_size or pipeline.stages");
@@ -130,7 +130,7 @@ void validate_tensor(Faults& faults, const TrainOptions& options) {
   require(faults, options.work_order == WorkOrder::layer_major,
           "spillway.work_order micro_batch_major excludes tensor_parallel.autotp_size; remove one "
           "of the keys");
-  validate_tiles(faults, options, {.tensor = options.tensor.ranks});
+  validate_operator_tiles(faults, options, {.tensor = options.tensor.ranks});
   require(faults, options.secondary_ranks == 1,
           "in this version the ranks of tensor groups keep no second copy of parameters; remove "
           "zero_optimization.zero_hpz_partition_size or tensor_parallel.autotp_size");

@@ -219,8 +219,8 @@ void RunPreparation::resume_model(const DeviceRecord& recorded) {
 
 void RunPreparation::plan() {
   run_.plan = plan_rank(run_.config(), std::move(run_.plan.options), run_.replicas,
-                        run_.claim.resumes() ? StageCut::kept : StageCut::chosen, machine_, ranks_,
-                        [this](const std::string& text) { observer_.noted(text); });
+                        run_.claim.resumes() ? StageLayers::kept : StageLayers::chosen, machine_,
+                        ranks_, [this](const std::string& text) { observer_.noted(text); });
   Planned& plan = run_.plan;
   run_.run_config.options.pipeline.parts = plan.options.pipeline.parts;
   machine_.tune_run();

@@ -13,7 +13,7 @@
 #include "comm/device_communicator.hpp"
 #include "comm/threads/thread_group.hpp"
 #include "runtime/base/cuda_library_directories.hpp"
-#include "runtime/engine/prepare/stage_cut.hpp"
+#include "runtime/engine/prepare/stage_layers.hpp"
 #include "runtime/engine/ranks/rank_agreement.hpp"
 #include "runtime/engine/ranks/rank_groups.hpp"
 #include "runtime/engine/run/reader.hpp"

@@ -275,7 +275,7 @@ TEST(PlacementOfRanks, RefusesWhatRanksCannotDo) {
   EXPECT_THROW(std::ignore = choose_placement(w, plenty, {.state = Tier::device}), Error);
   EXPECT_THROW(std::ignore = choose_placement(w, plenty, {.order = WorkOrder::micro_batch_major}),
                Error);
-  w.tiled = true;
+  w.operator_tiles = true;
   EXPECT_THROW(std::ignore = choose_placement(w, plenty, {}), Error);
 }
 

@@ -9,7 +9,7 @@
 #include "runtime/engine/device/model_runtime.hpp"
 #include "runtime/engine/prepare/place.hpp"
 #include "runtime/engine/prepare/score_gradients.hpp"
-#include "runtime/engine/prepare/stage_cut.hpp"
+#include "runtime/engine/prepare/stage_layers.hpp"
 #include "runtime/engine/prepare/workload.hpp"
 #include "runtime/engine/ranks/rank_agreement.hpp"
 #include "runtime/plan/search/choose.hpp"
@@ -46,13 +46,13 @@ plan::Workload PlanningMachine::fit_model(const model::ModelConfig& config,
 }
 
 Planned plan_rank(const model::ModelConfig& config, config::TrainOptions resolved,
-                  const plan::Replicas& replicas, StageCut cut, PlanningMachine& machine,
-                  RankGroups& ranks, const Note& note) {
+                  const plan::Replicas& replicas, StageLayers stage_layers,
+                  PlanningMachine& machine, RankGroups& ranks, const Note& note) {
   Planned planned;
   planned.options = std::move(resolved);
   config::TrainOptions& options = planned.options;
   const std::uint32_t stage = ranks.place().stage();
-  const bool balances = balances_stages(options) && cut == StageCut::chosen;
+  const bool balances = balances_stages(options) && stage_layers == StageLayers::chosen;
   const plan::Workload whole =
       machine.fit_model(config, options, replicas, model::cuda::kScoreGradients);
   planned.workload = of_stage(whole, options, stage);

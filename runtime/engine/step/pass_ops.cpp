@@ -20,7 +20,7 @@ Arguments PassOps::common_arguments(const Op& op) const {
   if (op.kind != OpKind::backward || layer > 0) {
     arguments.parameters = memory.device(memory.read(ValueKind::parameters, op.block),
                                          context_.compute_bytes(op.block));
-    if (workload.tiled) {
+    if (workload.operator_tiles) {
       arguments.shared =
           memory.device(memory.read(ValueKind::parameters, 0), context_.compute_bytes(0));
     }
@@ -106,10 +106,10 @@ void PassOps::backward(const Op& op) const {
         recomputes ? memory.write(ValueKind::saved, layer) : memory.read(ValueKind::saved, layer);
     arguments.saved =
         memory.device(saved, workload.blocks[workload.first_block(layer)].saved_bytes);
-    if (workload.tiled || workload.sums_passes()) {
+    if (workload.operator_tiles || workload.sums_passes()) {
       arguments.carried = memory.device(memory.write(ValueKind::between_tiles, layer));
     }
-    if (workload.tiled) {
+    if (workload.operator_tiles) {
       arguments.shared_gradients =
           memory.device(memory.write(ValueKind::gradient_sum, 0)).as<float>();
     }
@@ -188,7 +188,7 @@ void PassOps::loss(const Op& op) const {
   if (memory.writes(ValueKind::logits)) return logits(op);
   const plan::Workload& workload = context_.resources.workload;
   const std::uint32_t layer = workload.head_layer();
-  const std::uint32_t tied = workload.tiled ? op.block : 0;
+  const std::uint32_t tied = workload.operator_tiles ? op.block : 0;
   const auto tokens = tokens_of(memory);
   auto arguments = common_arguments<model::LossArguments>(op);
   if (workload.tied_head) arguments.tied_parameters = tied_parameters(op, tied);
@@ -197,7 +197,7 @@ void PassOps::loss(const Op& op) const {
     arguments.loss_sum = memory.device(memory.write(ValueKind::loss)).as<double>();
   }
   const bool trains = memory.writes(ValueKind::boundary_gradient, layer - 1);
-  if (workload.tiled) {
+  if (workload.operator_tiles) {
     arguments.carried =
         memory.device(memory.write(trains ? ValueKind::between_tiles : ValueKind::scanned, layer));
   }
@@ -218,7 +218,7 @@ void PassOps::loss(const Op& op) const {
                       Bytes{workload.tied_elements_of(tied).value() * sizeof(float)})
               .as<float>();
     }
-    if (workload.tiled) {
+    if (workload.operator_tiles) {
       arguments.shared_gradients =
           memory.device(memory.write(ValueKind::gradient_sum, 0)).as<float>();
     }

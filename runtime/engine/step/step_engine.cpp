@@ -35,8 +35,8 @@ std::vector<BlockGroups> groups_of(const EngineSetup& setup, const ModelRuntime&
 /// Passes that are measured alone exchange nothing, whatever ranks their workload names.
 void check_ranks(const EngineSetup& setup, const RankGroups& ranks) {
   if (ranks.alone() && setup.store.options.directories.empty()) return;
-  const SavedPart part = saved_part_of(setup.work.workload);
-  SPILLWAY_ASSERT((ranks.place() == plan::GridPlace{part.grid, part.rank}));
+  const SavedRank saved = saved_rank_of(setup.work.workload);
+  SPILLWAY_ASSERT((ranks.place() == plan::GridPlace{saved.grid, saved.rank}));
   const bool on_gpus = ranks.gpu(RankGroups::Group::job) != nullptr;
   SPILLWAY_ASSERT(ranks.alone() ||
                   on_gpus == (setup.work.options.device == config::DeviceKind::cuda));

@@ -33,8 +33,8 @@ TrainingState Commits::resume() {
   const auto& committed = engine_.store()->committed();
   check(committed.has_value(), ErrorCode::invalid_argument,
         "the run has no committed step to resume from");
-  const SavedPart saved = decode_part(committed->payload);
-  const SavedPart now = saved_part_of(engine_.workload());
+  const SavedRank saved = decode_rank(committed->payload);
+  const SavedRank now = saved_rank_of(engine_.workload());
   check(saved.grid == now.grid && saved.rank == now.rank && saved.layers == now.layers,
         ErrorCode::invalid_argument,
         fmt::format("{} holds the state of {}, and this is {}; resume on the same grid of ranks, "

@@ -119,9 +119,9 @@ double seconds_of(const Timeline& timeline) {
   return seconds;
 }
 
-std::vector<std::vector<StageEntry>> steps_of(const Pipeline& pipeline,
-                                              const std::vector<std::vector<Pass>>& passes,
-                                              const Timeline& timeline) {
+std::vector<std::vector<StageEntry>> entries_of(const Pipeline& pipeline,
+                                                const std::vector<std::vector<Pass>>& passes,
+                                                const Timeline& timeline) {
   /// An entry ordered by `time`; at equal times, messages come first, in an order that all stages
   /// know: by the stage and the pass that made them.
   struct Timed {
@@ -129,10 +129,10 @@ std::vector<std::vector<StageEntry>> steps_of(const Pipeline& pipeline,
     bool runs;
     std::uint32_t maker;
     std::uint32_t number;
-    StageEntry step;
+    StageEntry entry;
   };
   std::vector<std::vector<Timed>> timed(pipeline.stages);
-  std::vector<std::vector<StageEntry>> steps(pipeline.stages);
+  std::vector<std::vector<StageEntry>> entries(pipeline.stages);
   using Kind = StageEntry::Kind;
   const auto number_of = [&](const Place& place) {
     const std::vector<Pass>& of_stage = passes[place.stage];
@@ -174,9 +174,9 @@ std::vector<std::vector<StageEntry>> steps_of(const Pipeline& pipeline,
     std::ranges::sort(timed[stage], {}, [](const Timed& t) {
       return std::tuple{t.time, t.runs, t.maker, t.number};
     });
-    for (const Timed& t : timed[stage]) steps[stage].push_back(t.step);
+    for (const Timed& t : timed[stage]) entries[stage].push_back(t.entry);
   }
-  return steps;
+  return entries;
 }
 
 }  // namespace spillway::plan

@@ -92,7 +92,7 @@ Row row_of(PoolKind pool, const PoolSizes& sizes, const Placement& p, const Stri
   const std::uint64_t in_flight = w.micro_batches_in_flight();
   const std::uint64_t passes = m * w.rounds;
   const Bytes one = w.boundary_bytes;
-  const bool passes_slots = p.boundary_slots > 0;
+  const bool shares_slots = p.boundary_slots > 0;
   const std::uint32_t slots = slots_of(pool, w, p);
   const std::uint32_t least_parts = w.replicas.secondary > 1 ? w.replicas.secondary : w.shards();
   const ElementCount largest_part{sizes.gradient_slot().value() / least_parts};
@@ -116,16 +116,16 @@ Row row_of(PoolKind pool, const PoolSizes& sizes, const Placement& p, const Stri
     case PoolKind::tied_parameters:
       return row(w.borrows_embedding() ? 1 : 0, bytes_of(w.tied_elements, w.compute));
     case PoolKind::tied_accumulators: return tied_accumulators(w);
-    case PoolKind::boundary_gradients: return row(passes_slots ? 0 : in_flight, one);
+    case PoolKind::boundary_gradients: return row(shares_slots ? 0 : in_flight, one);
     case PoolKind::boundary_slots: return row(slots, one);
     // Backward writes an output again that nobody reads, and that may have no place here.
     case PoolKind::recomputed_boundary:
-      return row(passes_slots && !w.tiled && !w.sums_passes(), one);
+      return row(shares_slots && !w.operator_tiles && !w.sums_passes(), one);
     case PoolKind::boundary_staging: return row(slots, in_pages(w.boundary_bytes));
     case PoolKind::saved_activation_slots: return row(slots, strides.leaving);
     case PoolKind::saved_activation_staging: return row(slots, in_pages(strides.staged));
     // The blocks of a layer in tiles meet in it, each after all micro-batches of the one before.
-    case PoolKind::recomputation_scratch: return row(w.tiled ? m : 1, strides.recomputed);
+    case PoolKind::recomputation_scratch: return row(w.operator_tiles ? m : 1, strides.recomputed);
     case PoolKind::between_tiles: return row(m, w.carried_bytes);
     case PoolKind::own_rows:
     case PoolKind::gathered_rows:

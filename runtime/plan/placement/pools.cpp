@@ -157,38 +157,38 @@ Bytes PoolSizes::saved(std::uint32_t block) const {
   return head ? Bytes{} : workload_->blocks[block].saved_bytes;
 }
 
-bool PoolSizes::has_share(PoolKind pool, std::uint32_t block, const BlockCut& place) const {
+bool PoolSizes::has_share(PoolKind pool, std::uint32_t block, const BlockCut& cut) const {
   const auto boundary_is = [&](Tier home) {
     const Block& b = blocks_[block];
     return b.starts_layer && workload_->has_output(workload_->layer_of(block)) &&
-           boundary_home(place.output, b.output_waits) == home;
+           boundary_home(cut.output, b.output_waits) == home;
   };
   switch (pool) {
-    case PoolKind::resident_parameters: return place.resident() && !workload_->shares_updates();
-    case PoolKind::stashed_parameters: return place.resident() && workload_->stage.stays_full();
-    case PoolKind::whole_parameters: return place.resident() && workload_->shares_updates();
+    case PoolKind::resident_parameters: return cut.resident() && !workload_->shares_updates();
+    case PoolKind::stashed_parameters: return cut.resident() && workload_->stage.stays_full();
+    case PoolKind::whole_parameters: return cut.resident() && workload_->shares_updates();
     case PoolKind::device_state:
     case PoolKind::device_gradients:
-    case PoolKind::device_leaves: return place.state == Tier::device;
+    case PoolKind::device_leaves: return cut.state == Tier::device;
     case PoolKind::device_sums:
-      return place.state != Tier::device && place.gradients == Tier::device &&
+      return cut.state != Tier::device && cut.gradients == Tier::device &&
              workload_->sums_gradients();
     case PoolKind::host_parameters:
-    case PoolKind::host_gradients: return place.state != Tier::device;
-    case PoolKind::host_stash: return !place.resident() && workload_->stage.stays_full();
-    case PoolKind::host_frozen: return !place.resident();
+    case PoolKind::host_gradients: return cut.state != Tier::device;
+    case PoolKind::host_stash: return !cut.resident() && workload_->stage.stays_full();
+    case PoolKind::host_frozen: return !cut.resident();
     case PoolKind::secondary_parameters: return workload_->keeps_secondary(block);
-    case PoolKind::host_state: return place.state == Tier::host;
+    case PoolKind::host_state: return cut.state == Tier::host;
     case PoolKind::host_leaves: return true;
-    case PoolKind::disk_state: return commits_ || place.state == Tier::nvme;
+    case PoolKind::disk_state: return commits_ || cut.state == Tier::nvme;
     case PoolKind::boundaries: return boundary_is(Tier::device);
     case PoolKind::host_boundaries: return boundary_is(Tier::host);
     case PoolKind::disk_boundaries: return boundary_is(Tier::nvme);
-    case PoolKind::saved_activations: return place.saved && !saved_leaves(block, place);
+    case PoolKind::saved_activations: return cut.saved && !saved_leaves(block, cut);
     case PoolKind::host_saved_activations:
-      return saved_leaves(block, place) && place.saved == Tier::host;
+      return saved_leaves(block, cut) && cut.saved == Tier::host;
     case PoolKind::disk_saved_activations:
-      return saved_leaves(block, place) && place.saved == Tier::nvme;
+      return saved_leaves(block, cut) && cut.saved == Tier::nvme;
     default: return false;
   }
 }

@@ -71,13 +71,13 @@ class PoolSizes {
             bool commits);
 
   /// Whether a block that is placed so has its share of a pool of blocks.
-  [[nodiscard]] bool has_share(PoolKind pool, std::uint32_t block, const BlockCut& place) const;
+  [[nodiscard]] bool has_share(PoolKind pool, std::uint32_t block, const BlockCut& cut) const;
   /// Bytes of one of the buffers in a block's share: of a tile of so many parameters, or of a
   /// micro-batch.
   [[nodiscard]] Bytes buffer_bytes(PoolKind pool, std::uint32_t block, ElementCount tile) const;
   /// Whether what the block saves leaves the device.
-  [[nodiscard]] bool saved_leaves(std::uint32_t block, const BlockCut& place) const {
-    return place.saved.value_or(Tier::device) != Tier::device && saved(block) > Bytes{};
+  [[nodiscard]] bool saved_leaves(std::uint32_t block, const BlockCut& cut) const {
+    return cut.saved.value_or(Tier::device) != Tier::device && saved(block) > Bytes{};
   }
 
   [[nodiscard]] const Workload& workload() const { return *workload_; }

@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "runtime/base/error.hpp"
+#include "runtime/plan/operator_tiles.hpp"
 #include "runtime/plan/placement/boundaries.hpp"
 #include "runtime/plan/search/moves.hpp"
-#include "runtime/plan/tiles.hpp"
 
 namespace spillway::plan {
 namespace {
@@ -76,16 +76,16 @@ class Chooser {
     check(
         workload_.replicas.count == 1 || request_.state != Tier::device, ErrorCode::not_supported,
         "state on the device with more than one rank is not supported; ask for state on the host");
-    if (workload_.tiled) {
+    if (workload_.operator_tiles) {
       const auto saved = request_.offload ? request_.offload_to : Tier::device;
-      const std::string_view excluded = why_no_tiles(workload_.grid(), saved);
+      const std::string_view excluded = why_no_operator_tiles(workload_.grid(), saved);
       check(excluded.empty(), ErrorCode::not_supported, excluded);
     }
     check(workload_.replicas.count == 1 || request_.order == WorkOrder::layer_major,
           ErrorCode::not_supported,
           "spillway.work_order micro_batch_major with more than one rank is not supported");
     SPILLWAY_ASSERT(!request_.offload || request_.keep == true);
-    SPILLWAY_ASSERT(request_.offload_share == 0 || (!request_.keep && !workload_.tiled));
+    SPILLWAY_ASSERT(request_.offload_share == 0 || (!request_.keep && !workload_.operator_tiles));
   }
 
   /// Whether one of the plans fits. Device fit is monotone in the index: first the minimum fits,
@@ -191,7 +191,8 @@ class Chooser {
                                      .gradients = waits ? Tier::device : Tier::host,
                                      .state = state,
                                      .saved = keep ? std::optional(Tier::device) : std::nullopt});
-    if (workload_.tiled) placement.blocks.front().parameters = Tier::device;  // every op reads them
+    if (workload_.operator_tiles)
+      placement.blocks.front().parameters = Tier::device;  // every op reads them
     placement.parameter_slots =
         std::max(prefetch_of(request_, workload_) + 1, least_parameter_slots(workload_, placement));
     if (request_.order == WorkOrder::micro_batch_major) {

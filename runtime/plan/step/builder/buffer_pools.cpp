@@ -31,7 +31,7 @@ Buffer BufferPools::take_free(PoolKind pool) {
 }
 
 Buffer BufferPools::take_slot(PoolKind pool, std::uint32_t block) {
-  if (workload_.tiled && block == 0) return of_vectors(pool);
+  if (workload_.operator_tiles && block == 0) return of_vectors(pool);
   auto& free = free_[static_cast<std::size_t>(pool)];
   const std::size_t slots = std::min<std::size_t>(gradient_slots_, workload_.blocks.size());
   const bool wide = workload_.blocks[block].padded_parameters > narrow_slots_[slots];

@@ -7,7 +7,7 @@ namespace spillway::plan {
 
 /// The gradient of the vectors is complete with the first layer's.
 void Gradients::write_vectors(OpDraft& draft) const {
-  if (!workload_.tiled) return;
+  if (!workload_.operator_tiles) return;
   draft.write(step_.pools.of_vectors(PoolKind::accumulators), {ValueKind::gradient_sum});
 }
 
@@ -33,7 +33,7 @@ void Gradients::add_norm_gradient(OpDraft& draft, const Buffer& accumulator) {
 void Gradients::sum_shared(std::uint32_t block) {
   const BlockShape& shape = workload_.blocks[block];
   const Bytes bytes{(shape.parameters - shape.partial_first).value() * sizeof(float)};
-  const std::uint32_t last = last_gradient_part(block);
+  const std::uint32_t last = last_addition(block);
   const auto sum = [&](std::uint32_t part) {
     return Access{.buffer = accumulator_[block],
                   .value = {ValueKind::gradient_sum, block, 0, step_.round, part}};
@@ -44,7 +44,7 @@ void Gradients::sum_shared(std::uint32_t block) {
 
 void Gradients::finish_gradient(std::uint32_t block) {
   if (workload_.sums_shared(block)) sum_shared(block);
-  const bool vectors = workload_.tiled && block == 0;
+  const bool vectors = workload_.operator_tiles && block == 0;
   const Buffer accumulator =
       vectors ? step_.pools.of_vectors(PoolKind::accumulators) : accumulator_[block];
   const bool same = workload_.compute == DType::fp32;
@@ -53,7 +53,7 @@ void Gradients::finish_gradient(std::uint32_t block) {
   const bool device = placement_.blocks[block].gradients == Tier::device;
   const bool updates_here = placement_.blocks[block].state == Tier::device;
   const PoolKind totals = updates_here ? PoolKind::device_gradients : PoolKind::device_sums;
-  const std::uint32_t last = last_gradient_part(block);
+  const std::uint32_t last = last_addition(block);
   OpDraft finish = draft(OpKind::accumulate, Lane::gpu, block);
   finish.op.bytes = rounding_traffic(workload_, placement_, block, step_.round);
   finish.read(accumulator, vectors ? Value{ValueKind::gradient_sum}

@@ -10,9 +10,9 @@
 
 namespace spillway::plan {
 
-class Gradients : public StepPart {
+class Gradients : public OpWriter {
  public:
-  explicit Gradients(StepDraft& step) : StepPart(step) { restart(); }
+  explicit Gradients(StepDraft& step) : OpWriter(step) { restart(); }
   /// Forgets the accumulators of the last list.
   void restart() { accumulator_.assign(workload_.blocks.size(), {}); }
 
@@ -36,7 +36,7 @@ class Gradients : public StepPart {
   /// Adds up over the tensor group the round's gradients from `BlockShape::partial_first` on.
   void sum_shared(std::uint32_t block);
   /// Returns the part of a block's gradient sum that its last writer in a round leaves.
-  [[nodiscard]] std::uint32_t last_gradient_part(std::uint32_t block) const {
+  [[nodiscard]] std::uint32_t last_addition(std::uint32_t block) const {
     const std::uint32_t passes = workload_.micro_batches;
     const bool has_norm = workload_.sums_passes() && workload_.layer_of(block) > 0;
     return (has_norm ? 2 * passes : passes) - 1 + (workload_.sums_shared(block) ? 1 : 0);

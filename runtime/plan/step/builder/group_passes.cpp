@@ -77,7 +77,7 @@ void GroupPasses::visit_forward(std::uint32_t block, MicroBatches range, bool tr
     forward.op.flops = workload_.blocks[block].forward_flops;
     Buffer input;
     if (layer == 0) {
-      bring_tokens(forward, /*held=*/false);
+      bring_tokens(forward, /*brought=*/false);
     } else {
       input = activations_.passing_boundary(layer - 1, m);
       forward.read(input, boundary(layer - 1, m));
@@ -104,8 +104,8 @@ void GroupPasses::visit_forward(std::uint32_t block, MicroBatches range, bool tr
 
 /// Writes backward as far as a rank can run it alone: to its addend to the gradient of the norm's
 /// output; of the embedding, to the end.
-void GroupPasses::backward_part(std::uint32_t block, std::uint32_t m, const Buffer& weights,
-                                const Buffer& accumulator) {
+void GroupPasses::begin_backward(std::uint32_t block, std::uint32_t m, const Buffer& weights,
+                                 const Buffer& accumulator) {
   const BlockShape& shape = workload_.blocks[block];
   const std::uint32_t layer = workload_.layer_of(block);
   const Buffer gradient = activations_.passing_gradient(m);
@@ -128,7 +128,7 @@ void GroupPasses::backward_part(std::uint32_t block, std::uint32_t m, const Buff
   if (workload_.shares_tokens()) {
     backward.read(gathered_normal(layer, m));
   } else {
-    backward.read(held_[m], boundary(layer - 1, m));
+    backward.read(shared_[m], boundary(layer - 1, m));
   }
   // What is recomputed ends before the addend to the output, whose sum is there.
   recomputes(layer) ? backward.write(kept, saved(layer, m)) : backward.read(kept, saved(layer, m));
@@ -148,14 +148,14 @@ void GroupPasses::finish_backward(std::uint32_t block, std::uint32_t m, const Bu
   const Buffer gradient = activations_.passing_gradient(m);
   OpDraft finish = draft(OpKind::backward, Lane::gpu, block, m);
   finish.read(weights, parameters(block));
-  finish.read(held_[m], boundary(layer - 1, m));
+  finish.read(shared_[m], boundary(layer - 1, m));
   finish.read(norm_gradient(layer, m));
   finish.read(gradient, boundary_gradient(layer, m));
   finish.write(gradient, boundary_gradient(layer - 1, m));
   gradients_.add_norm_gradient(finish, accumulator);
   finish.write({PoolKind::workspace}, {});
   append(finish);
-  give_back(held_[m]);
+  give_back(shared_[m]);
 }
 
 void GroupPasses::visit_backward(std::uint32_t block, MicroBatches range) {
@@ -165,13 +165,13 @@ void GroupPasses::visit_backward(std::uint32_t block, MicroBatches range) {
   for (std::uint32_t m = range.first; m < range.last; ++m) {
     gather_gradient(block, m);
     if (layer == 0) continue;
-    held_[m] = activations_.returning_boundary(layer - 1, m);
+    shared_[m] = activations_.returning_boundary(layer - 1, m);
     OpDraft reads = draft(OpKind::backward, Lane::gpu, block, m);
     reads.read(weights, parameters(block));
-    gather_normal(reads, held_[m]);
+    gather_normal(reads, shared_[m]);
   }
   for (std::uint32_t m = range.first; m < range.last; ++m) {
-    backward_part(block, m, weights, accumulator);
+    begin_backward(block, m, weights, accumulator);
   }
   for (std::uint32_t m = range.first; layer > 0 && m < range.last; ++m) {
     finish_backward(block, m, weights, accumulator);
@@ -229,7 +229,7 @@ void GroupPasses::scan_head(const HeadVisit& head, std::uint32_t m) {
 }
 
 /// Writes the loss and, in training, the gradients of this rank's part of the projection.
-void GroupPasses::loss_of_part(const HeadVisit& head, std::uint32_t m, bool train) {
+void GroupPasses::loss_of_rank(const HeadVisit& head, std::uint32_t m, bool train) {
   const Access sum = norm_gradient(workload_.head_layer(), m);
   OpDraft loss = draft_of_head(head, m);
   if (train) {
@@ -252,11 +252,11 @@ void GroupPasses::loss_of_part(const HeadVisit& head, std::uint32_t m, bool trai
 
 void GroupPasses::finish_head(const HeadVisit& head, std::uint32_t m) {
   const std::uint32_t layer = workload_.head_layer();
-  held_[m] = activations_.place_for_gradient(m);
+  shared_[m] = activations_.place_for_gradient(m);
   OpDraft finish = draft_of_head(head, m);
   finish.read(activations_.passing_boundary(layer - 1, m), boundary(layer - 1, m));
   finish.read(norm_gradient(layer, m));
-  finish.write(held_[m], boundary_gradient(layer - 1, m));
+  finish.write(shared_[m], boundary_gradient(layer - 1, m));
   gradients_.add_norm_gradient(finish, head.accumulator);
   finish.write({PoolKind::workspace}, {});
   append(finish);
@@ -269,11 +269,11 @@ void GroupPasses::visit_head(MicroBatches range, bool train) {
     gather_normal(draft_of_head(head, m), activations_.passing_boundary(layer - 1, m));
   }
   for (std::uint32_t m = range.first; m < range.last; ++m) scan_head(head, m);
-  for (std::uint32_t m = range.first; m < range.last; ++m) loss_of_part(head, m, train);
+  for (std::uint32_t m = range.first; m < range.last; ++m) loss_of_rank(head, m, train);
   for (std::uint32_t m = range.first; m < range.last; ++m) {
     if (train) finish_head(head, m);
     give_back(activations_.passing_boundary(layer - 1, m));
-    if (train) activations_.pass_gradient(m, held_[m]);
+    if (train) activations_.pass_gradient(m, shared_[m]);
   }
   if (workload_.tied_head) give_back(head.borrowed);
   give_back(head.weights);

@@ -17,7 +17,7 @@ void LayerPasses::visit_forward(std::uint32_t block, MicroBatches range, bool tr
   if (block == 0 && messages_.lends_first()) messages_.lend_embedding(weights);
   const bool leaves = train && saved_activations_leave(workload_, placement_, block);
   // Tiles of a layer meet in what it saves, whether that is kept or not.
-  const bool saves = workload_.tiled ? layer > 0 : train && placement_.blocks[block].saved;
+  const bool saves = workload_.operator_tiles ? layer > 0 : train && placement_.blocks[block].saved;
   for (std::uint32_t m = range.first; m < range.last; ++m) {
     OpDraft forward = draft(OpKind::forward, Lane::gpu, block, m);
     forward.op.flops = workload_.blocks[block].forward_flops;
@@ -27,13 +27,13 @@ void LayerPasses::visit_forward(std::uint32_t block, MicroBatches range, bool tr
     if (layer == 0) {
       bring_tokens(forward, !begins);
     } else {
-      if (again && begins) held_[m] = activations_.returning_boundary(layer - 1, m);
-      input = again ? held_[m] : activations_.passing_boundary(layer - 1, m);
+      if (again && begins) shared_[m] = activations_.returning_boundary(layer - 1, m);
+      input = again ? shared_[m] : activations_.passing_boundary(layer - 1, m);
       forward.read(input, boundary(layer - 1, m));
     }
     if (!again) {
-      if (begins) held_[m] = activations_.place_for_output(layer, m);
-      forward.write(held_[m], made_by(ValueKind::boundary, layer, part, m));
+      if (begins) shared_[m] = activations_.place_for_output(layer, m);
+      forward.write(shared_[m], made_by(ValueKind::boundary, layer, part, m));
     }
     const Buffer kept = leaves ? take_free(PoolKind::saved_activation_slots)
                                : activations_.saved_activations(block, m);
@@ -48,7 +48,7 @@ void LayerPasses::visit_forward(std::uint32_t block, MicroBatches range, bool tr
       activations_.take_away(activations_.leaving_saved_activations(block, m), kept);
       give_back(kept);
     }
-    if (ends && !again) activations_.pass_boundary(layer, m, held_[m], train);
+    if (ends && !again) activations_.pass_boundary(layer, m, shared_[m], train);
   }
   give_back(weights);
 }
@@ -74,21 +74,21 @@ void LayerPasses::visit_backward(std::uint32_t block, MicroBatches range) {
   // The embedding's backward scatters gradients and reads no parameters.
   const Buffer weights = embeds ? Buffer{} : weights_.bring_parameters(block);
   const Buffer accumulator = gradients_.accumulator_of(block, range);
-  const bool with_forward = !workload_.tiled && recomputes(layer);
+  const bool with_forward = !workload_.operator_tiles && recomputes(layer);
   // Tiles that have been recomputed hold their input already.
   const bool loads = !embeds && begins && (with_forward || !recomputes(layer));
   for (std::uint32_t m = range.first; m < range.last; ++m) {
     OpDraft backward = draft(OpKind::backward, Lane::gpu, block, m);
     backward.op.flops = shape.backward_flops + (with_forward ? shape.forward_flops : 0);
     const Buffer kept = embeds ? Buffer{} : activations_.returning_saved_activations(block, m);
-    if (loads) held_[m] = activations_.returning_boundary(layer - 1, m);
+    if (loads) shared_[m] = activations_.returning_boundary(layer - 1, m);
     const Buffer gradient = activations_.passing_gradient(m);
     if (embeds) {
       backward.read(device_tokens(m), of_pass(ValueKind::tokens, m));
     } else {
       backward.read(weights, parameters(block));
       weights_.read_vectors(backward);
-      backward.read(held_[m], boundary(layer - 1, m));
+      backward.read(shared_[m], boundary(layer - 1, m));
       if (with_forward) {
         const bool home = boundary_home(workload_, placement_, layer) == Tier::device;
         backward.write(home ? of_micro_batch(PoolKind::boundaries, layer, m)
@@ -98,7 +98,7 @@ void LayerPasses::visit_backward(std::uint32_t block, MicroBatches range) {
       } else {
         backward.read(kept, saved(layer, m));
       }
-      if (workload_.tiled) meet_tiles(backward, layer, part, last_part(layer) + 1);
+      if (workload_.operator_tiles) meet_tiles(backward, layer, part, last_part(layer) + 1);
       gradients_.write_vectors(backward);
     }
     backward.read(gradient, boundary_gradient(layer, m));
@@ -106,7 +106,7 @@ void LayerPasses::visit_backward(std::uint32_t block, MicroBatches range) {
     gradients_.add_gradient(backward, accumulator);
     backward.write({PoolKind::workspace}, {});
     append(backward);
-    if (ends) give_back(embeds ? gradient : held_[m]);
+    if (ends) give_back(embeds ? gradient : shared_[m]);
     if (!embeds) give_back(kept);
   }
   if (!embeds) give_back(weights);
@@ -117,7 +117,7 @@ void LayerPasses::visit_backward(std::uint32_t block, MicroBatches range) {
 void LayerPasses::backward_layer(std::uint32_t layer, MicroBatches range) {
   const std::uint32_t first = workload_.first_block(layer);
   const std::uint32_t end = workload_.first_block(layer + 1);
-  if (workload_.tiled && recomputes(layer)) {
+  if (workload_.operator_tiles && recomputes(layer)) {
     for (std::uint32_t block = first; block < end; ++block) {
       if (workload_.blocks[block].feeds_backward) {
         visit_forward(block, range, /*train=*/true, /*again=*/true);
@@ -174,13 +174,13 @@ void LayerPasses::visit_loss(std::uint32_t block, MicroBatches range, HeadPass p
     bring_tokens(loss, workload_.runs(0));
     if (workload_.logits_bytes > Bytes{}) {
       loss.write({PoolKind::logits}, of_pass(ValueKind::logits, m));
-    } else if (!workload_.tiled || !train) {
+    } else if (!workload_.operator_tiles || !train) {
       loss.write({PoolKind::device_losses, pass_index(m)}, of_pass(ValueKind::loss, m));
     }
-    if (workload_.tiled) meet_tiles_of_head(loss, part, train);
+    if (workload_.operator_tiles) meet_tiles_of_head(loss, part, train);
     if (train) {
-      if (block + 1 == end) held_[m] = activations_.place_for_gradient(m);
-      loss.write(held_[m], boundary_gradient(layer - 1, m));
+      if (block + 1 == end) shared_[m] = activations_.place_for_gradient(m);
+      loss.write(shared_[m], boundary_gradient(layer - 1, m));
       if (is_own) gradients_.add_gradient(loss, accumulator);
       if (workload_.tied_head) {
         loss.write(tied_accumulator(tied_block), tied_gradient(tied_block));
@@ -190,7 +190,7 @@ void LayerPasses::visit_loss(std::uint32_t block, MicroBatches range, HeadPass p
     loss.write({PoolKind::workspace}, {});
     append(loss);
     if (ends) give_back(input);
-    if (ends && train) activations_.pass_gradient(m, held_[m]);
+    if (ends && train) activations_.pass_gradient(m, shared_[m]);
   }
   if (borrows) give_back(borrowed);
   give_back(weights);
@@ -201,7 +201,7 @@ void LayerPasses::visit_loss(std::uint32_t block, MicroBatches range, HeadPass p
 void LayerPasses::visit_head(MicroBatches range, bool train) {
   const auto [first, end] = workload_.loss_blocks();
   const HeadPass scan = train ? HeadPass::scan : HeadPass::evaluation;
-  if (workload_.tiled || !train) {
+  if (workload_.operator_tiles || !train) {
     for (std::uint32_t block = first; block < end; ++block) visit_loss(block, range, scan);
   }
   if (!train) return;

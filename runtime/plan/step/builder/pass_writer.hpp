@@ -21,11 +21,11 @@ struct Ways {
   Messages& messages;
 };
 
-class PassWriter : public StepPart {
+class PassWriter : public OpWriter {
  public:
   virtual ~PassWriter() = default;
   /// Forgets the boundaries that the last list has shared.
-  void restart() { held_.assign(workload_.micro_batches, {}); }
+  void restart() { shared_.assign(workload_.micro_batches, {}); }
 
   /// Writes the forward of a block.
   virtual void visit_forward(std::uint32_t block, MicroBatches range, bool train) = 0;
@@ -36,15 +36,15 @@ class PassWriter : public StepPart {
 
  protected:
   PassWriter(StepDraft& step, const Ways& ways)
-      : StepPart(step),
+      : OpWriter(step),
         weights_(ways.weights),
         gradients_(ways.gradients),
         activations_(ways.activations),
         messages_(ways.messages) {
     restart();
   }
-  /// Declares that an op reads the tokens. `held`: the embedding has brought them to the device.
-  void bring_tokens(OpDraft& draft, bool held) const;
+  /// Declares that an op reads the tokens. `brought`: the embedding has brought them to the device.
+  void bring_tokens(OpDraft& draft, bool brought) const;
 
   Weights& weights_;
   Gradients& gradients_;
@@ -52,11 +52,11 @@ class PassWriter : public StepPart {
   Messages& messages_;
   // By micro-batch: the boundary that the parts of a layer under way share, which is the output
   // that forward makes, the input that backward reads or the gradient that the loss makes.
-  std::vector<Buffer> held_;
+  std::vector<Buffer> shared_;
 };
 
-/// Passes of a rank that computes whole layers; with `Workload::tiled` tile by tile, where the
-/// tiles of a layer share its saved activations and the gradient of its input.
+/// Passes of a rank that computes whole layers; with `Workload::operator_tiles` tile by tile, where
+/// the tiles of a layer share its saved activations and the gradient of its input.
 class LayerPasses final : public PassWriter {
  public:
   LayerPasses(StepDraft& step, const Ways& ways) : PassWriter(step, ways) {}
@@ -108,15 +108,15 @@ class GroupPasses final : public PassWriter {
   void gather_normal(const OpDraft& reads, const Buffer& input);
   void gather_gradient(std::uint32_t block, std::uint32_t m);
   void visit_backward(std::uint32_t block, MicroBatches range);
-  void backward_part(std::uint32_t block, std::uint32_t m, const Buffer& weights,
-                     const Buffer& accumulator);
+  void begin_backward(std::uint32_t block, std::uint32_t m, const Buffer& weights,
+                      const Buffer& accumulator);
   void finish_backward(std::uint32_t block, std::uint32_t m, const Buffer& weights,
                        const Buffer& accumulator);
   [[nodiscard]] HeadVisit begin_head(MicroBatches range, bool train);
   [[nodiscard]] OpDraft draft_of_head(const HeadVisit& head, std::uint32_t m) const;
   void read_hidden(OpDraft& loss, const HeadVisit& head, std::uint32_t m) const;
   void scan_head(const HeadVisit& head, std::uint32_t m);
-  void loss_of_part(const HeadVisit& head, std::uint32_t m, bool train);
+  void loss_of_rank(const HeadVisit& head, std::uint32_t m, bool train);
   void finish_head(const HeadVisit& head, std::uint32_t m);
 };
 

@@ -1,8 +1,8 @@
-#include "runtime/plan/tiles.hpp"
+#include "runtime/plan/operator_tiles.hpp"
 
 namespace spillway::plan {
 
-std::string_view why_no_tiles(const Grid& grid, Tier saved) {
+std::string_view why_no_operator_tiles(const Grid& grid, Tier saved) {
   if (grid.stages > 1) {
     return "in this version the layers of a pipeline are not cut into tiles; remove "
            "spillway.operator_tile or pipeline.stages";
