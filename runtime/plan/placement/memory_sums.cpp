@@ -31,7 +31,7 @@ template <class Sum, class Count>
 void MemorySums::apply(std::uint32_t block, const BlockCut& cut, const Sum& sum,
                        const Count& count) {
   const PoolSizes::Block& size = sizes_->block(block);
-  for (const PoolKind pool : kBlockPools) {
+  for (const PoolKind pool : block_pools()) {
     const auto p = static_cast<std::size_t>(pool);
     if (sizes_->has_share(pool, block, cut)) sum(shares_[p], size.shares[p]);
   }

@@ -71,18 +71,16 @@ ElementCount gradient_slot_elements(const Workload& workload) {
   return largest;
 }
 
-std::vector<ElementCount> narrow_slots(const Workload& workload) {
+NarrowSlots::NarrowSlots(const Workload& workload) : sizes_(workload.blocks.size() + 1) {
   const auto& blocks = workload.blocks;
-  std::vector<ElementCount> sizes(blocks.size() + 1);
   for (std::size_t distance = 1; distance < blocks.size(); ++distance) {
-    ElementCount& narrow = sizes[distance + 1];
-    narrow = sizes[distance];
+    ElementCount& narrow = sizes_[distance + 1];
+    narrow = sizes_[distance];
     for (std::size_t b = workload.operator_tiles ? 1 : 0; b + distance < blocks.size(); ++b) {
       narrow = std::max(
           narrow, std::min(blocks[b].padded_parameters, blocks[b + distance].padded_parameters));
     }
   }
-  return sizes;
 }
 
 ElementCount vector_elements(const Workload& workload) {

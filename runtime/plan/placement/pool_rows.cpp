@@ -28,7 +28,7 @@ Row tied_accumulators(const Workload& w) {
 Row gradients(const PoolSizes& sizes, const Placement& p, DType dtype) {
   return {.first = bytes_of(sizes.gradient_slot(), dtype),
           .count = p.gradient_slots - 1,
-          .each = bytes_of(sizes.narrow_slot(p.gradient_slots), dtype),
+          .each = bytes_of(sizes.narrow_slots().of(p.gradient_slots), dtype),
           .last = bytes_of(vector_elements(sizes.workload()), dtype)};
 }
 
@@ -40,7 +40,7 @@ Row received_gradients(const PoolSizes& sizes, const Placement& p) {
   };
   return {.first = received(sizes.gradient_slot()),
           .count = p.gradient_slots - 1,
-          .each = received(sizes.narrow_slot(p.gradient_slots)),
+          .each = received(sizes.narrow_slots().of(p.gradient_slots)),
           .last = {}};
 }
 
@@ -71,7 +71,7 @@ Bytes sums_of_a_rank(const PoolSizes& sizes) {
 }  // namespace
 
 std::uint32_t slots_of(PoolKind pool, const Workload& workload, const Placement& placement) {
-  if (rule_of(pool).turn == Turn::gradients) return placement.gradient_slots;
+  if (rule_of(pool).layout == PoolLayout::gradient_slots) return placement.gradient_slots;
   switch (pool) {
     case PoolKind::parameter_slots:
     case PoolKind::frozen_slots: return placement.parameter_slots;

@@ -207,7 +207,8 @@ class Chooser {
       placement.blocks[b].output = on_disk ? Tier::nvme : Tier::host;
     }
     placement.boundary_slots = boundaries_.slots;
-    if (on_disk && layers_with(workload_, placement, Tier::nvme) > 0) stage_boundaries(placement);
+    if (on_disk && layers_with(workload_, placement, Tier::nvme) > 0)
+      detail::stage_boundaries(placement);
     return {sizes_, budgets_, std::move(placement)};
   }
 
@@ -236,10 +237,6 @@ class Chooser {
 
   [[nodiscard]] std::uint32_t off_device() const {
     return static_cast<std::uint32_t>(boundaries_.off_device);
-  }
-
-  static void stage_boundaries(Placement& placement) {
-    placement.boundary_staging = placement.boundary_slots;
   }
 
   /// Gives up read-ahead of state, then the second landing place of gradients, where the host is
