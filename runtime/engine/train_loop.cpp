@@ -104,7 +104,6 @@ void TrainLoop::create_trainer() {
   uses_.reserve(trainer_->most_results());
   observer_.planned({.plan = run_->plan,
                      .step = trainer_->cycle().lists().step_plan(),
-                     .memory = plan::memory_items(run_->plan.workload, run_->plan.placement),
                      .steps = run_->steps,
                      .first_step = trainer_->state().step + 1,
                      .measured_products = run_->measured_products,

@@ -153,9 +153,7 @@ engine::Planned plan_busiest_stage(const PlanRequest& request, config::TrainOpti
 
 }  // namespace
 
-PlanView MadePlan::view() const {
-  return {.plan = plan, .memory = plan::memory_items(plan.workload, plan.placement), .cuts = cuts};
-}
+PlanView MadePlan::view() const { return {.plan = plan, .cuts = cuts}; }
 
 MadePlan make_plan(const PlanRequest& request, const Note& note) {
   const model::ModelConfig& config = request.model;
