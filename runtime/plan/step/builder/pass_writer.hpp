@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "runtime/plan/step/builder/activations.hpp"
@@ -71,6 +72,27 @@ class LayerPasses final : public PassWriter {
   void visit_forward(std::uint32_t block, MicroBatches range, bool train, bool again);
   void visit_backward(std::uint32_t block, MicroBatches range);
   void visit_loss(std::uint32_t block, MicroBatches range, HeadPass pass);
+  /// What the passes of a block of the loss read and add to.
+  struct LossVisit {
+    std::uint32_t block = 0;
+    HeadPass pass{};
+    bool is_own = true;                ///< of the head, which may be tied and have none
+    std::optional<Buffer> borrowed{};  ///< the embedding of a tied head, beside what is its own
+    Buffer weights{}, accumulator{};
+
+    [[nodiscard]] bool trains() const { return pass == HeadPass::gradient; }
+    [[nodiscard]] std::uint32_t tied_block() const { return is_own ? 0 : block; }
+  };
+  [[nodiscard]] LossVisit begin_loss(std::uint32_t block, MicroBatches range, HeadPass pass);
+  void append_loss(const LossVisit& visit, std::uint32_t m, const Buffer& input);
+  void write_loss_gradients(OpDraft& loss, const LossVisit& visit);
+  [[nodiscard]] Buffer input_of(std::uint32_t layer, std::uint32_t m, bool again, bool begins);
+  void save_part(OpDraft& forward, std::uint32_t part, const Buffer& kept) const;
+  /// Whether the backward of a layer recomputes it in the same op.
+  [[nodiscard]] bool runs_forward_in_backward(std::uint32_t layer) const {
+    return !workload_.operator_tiles && recomputes(layer);
+  }
+  void read_layer(OpDraft& backward, const Buffer& weights, const Buffer& kept) const;
   void meet_tiles(OpDraft& draft, std::uint32_t layer, std::uint32_t part,
                   std::uint32_t parts) const;
   void meet_tiles_of_head(OpDraft& draft, std::uint32_t part, bool train) const;
