@@ -40,6 +40,8 @@ class RunPreparation {
   void plan();
 
  private:
+  void begin();
+  void resume();
   void take_share();
   void show_shares(const std::string& gpu);
   [[nodiscard]] std::unique_ptr<comm::DeviceCommunicator> join_gpus() const;
@@ -79,20 +81,8 @@ void RunPreparation::open() {
   check_same_run(ranks_, now, sources_of(request_, now, *run_.data, start));
   ranks_.join(run_.replicas.secondary, join_gpus());
   const config::ScheduleOptions given = run_.plan.options.schedule;
-  if (start) {
-    run_.resume_at = start;
-    const RunConfig& recorded = run_.claim.recorded();
-    // A schedule that was to end with the run keeps the end that it started with.
-    run_.plan.options.schedule =
-        config::resolve_schedule(run_.plan.options.schedule, recorded.options.schedule.total_steps);
-    now.options = run_.plan.options;
-    check_same_mathematics(recorded, now);
-    resume_model(recorded.device);
-  } else {
-    run_.plan.options.schedule = config::resolve_schedule(run_.plan.options.schedule, run_.steps);
-    now.options = run_.plan.options;
-    make_model();
-  }
+  run_.resume_at = start;
+  start ? resume() : begin();
   for (const std::string& note :
        notes_at_start(run_.config(), given, run_.plan.options, run_.steps)) {
     observer_.noted(note);
@@ -101,6 +91,22 @@ void RunPreparation::open() {
   run_.store_options.directories = run_.claim.state_directories();
   run_.store_options.owner = run_.claim.manifest().state_id;
   for (const std::string& note : run_.claim.take_notes()) observer_.noted(note);
+}
+
+void RunPreparation::begin() {
+  run_.plan.options.schedule = config::resolve_schedule(run_.plan.options.schedule, run_.steps);
+  run_.run_config.options = run_.plan.options;
+  make_model();
+}
+
+/// A schedule that was to end with the run keeps the end that it started with.
+void RunPreparation::resume() {
+  const RunConfig& recorded = run_.claim.recorded();
+  run_.plan.options.schedule =
+      config::resolve_schedule(run_.plan.options.schedule, recorded.options.schedule.total_steps);
+  run_.run_config.options = run_.plan.options;
+  check_same_mathematics(recorded, run_.run_config);
+  resume_model(recorded.device);
 }
 
 /// Gives this rank its part of a machine that it shares with others: GPU, cores and drives. A run

@@ -45,6 +45,7 @@ class TrainLoop {
 
  private:
   void create_trainer();
+  void note_stale_weights();
   void initialize();
   void start_from_run();
   void open_metrics();
@@ -109,20 +110,22 @@ void TrainLoop::create_trainer() {
                      .measured_products = run_->measured_products,
                      .shares = run_->shares});
   run_->claim.keep();
-  if (run_->plan.workload.stage.stays_full()) {
-    observer_.noted(
-        "with stale weights this run cannot be resumed once it has ended; a new run --from it "
-        "begins with its newest weights");
-    if (trainer_->most_results() > 1) {
-      observer_.noted(
-          fmt::format("the stages meet after every {} steps, and tell losses and norms then; set "
-                      "spillway.pipeline_meet_every to hear of them earlier",
-                      trainer_->most_results()));
-    }
-  }
+  if (run_->plan.workload.stage.stays_full()) note_stale_weights();
   if (!ranks_.leads()) return;
   monitors_.emplace(run_->plan.options, run_->replicas.count, request_.run, trainer_->state().step,
                     [this](const std::string& text) { observer_.noted(text); });
+}
+
+void TrainLoop::note_stale_weights() {
+  observer_.noted(
+      "with stale weights this run cannot be resumed once it has ended; a new run --from it "
+      "begins with its newest weights");
+  if (trainer_->most_results() > 1) {
+    observer_.noted(
+        fmt::format("the stages meet after every {} steps, and tell losses and norms then; set "
+                    "spillway.pipeline_meet_every to hear of them earlier",
+                    trainer_->most_results()));
+  }
 }
 
 void TrainLoop::initialize() {

@@ -74,12 +74,16 @@ void Gradients::finish_gradient(std::uint32_t block) {
   if (!device) return download_gradient(block, narrow);
   give_back(narrow);
   if (step_.round + 1 != workload_.rounds) return;
-  if (updates_here) return append_norms(block, PoolKind::device_gradients);
+  updates_here ? append_norms(block, PoolKind::device_gradients) : download_total(block);
+}
+
+/// Downloads the sum of all rounds.
+void Gradients::download_total(std::uint32_t block) {
+  const Value total{ValueKind::total_gradient, block, 0, step_.round};
   OpDraft download = draft(OpKind::copy, Lane::d2h, block);
-  download.op.bytes = Bytes{workload_.blocks[block].padded_parameters.value() * sizeof(float)};
-  download.read(tiles_of(totals, block), {ValueKind::total_gradient, block, 0, step_.round});
-  download.write(tiles_of(PoolKind::host_gradients, block),
-                 {ValueKind::total_gradient, block, 0, step_.round});
+  download.op.bytes = bytes_of(workload_.blocks[block].padded_parameters, DType::fp32);
+  download.read(tiles_of(PoolKind::device_sums, block), total);
+  download.write(tiles_of(PoolKind::host_gradients, block), total);
   append(download);
   append_norms(block, PoolKind::host_gradients);
 }

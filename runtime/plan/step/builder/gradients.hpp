@@ -43,6 +43,7 @@ class Gradients : public OpWriter {
   }
   /// Downloads the round's gradient, or this rank's part of it; several are summed on the host.
   void download_gradient(std::uint32_t block, const Buffer& gradient);
+  void download_total(std::uint32_t block);
   [[nodiscard]] Reduction reduction_of(std::uint32_t block) const {
     return plan::reduction_of(workload_, workload_.blocks[block].padded_parameters);
   }
