@@ -54,12 +54,12 @@ void EmbeddedCycle::make_update(std::span<const cpu_adam::AdamOptions> groups, d
     }
     return;
   }
-  update.parts.resize(engine_.workload().blocks.size());
+  update.overrides.resize(engine_.workload().blocks.size());
   for (const std::uint32_t parameter : layout_.order) {
     const ParameterRange& range = layout_.ranges[parameter];
     cpu_adam::AdamOptions group = groups[group_of(layout_, range)];
     group.rounding_seed = engine_.options().seed;
-    update.parts[range.block].push_back(
+    update.overrides[range.block].push_back(
         {.end = round_up(range.first + range.count, kLeafParameters),
          .scalars =
              cpu_adam::make_scalars(group, std::max<std::uint64_t>(updates[parameter], 1), scale),
