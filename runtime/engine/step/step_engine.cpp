@@ -29,6 +29,7 @@ offload::DeviceMemory make_constants(model::Transformer* transformer,
 
 std::vector<BlockGroups> groups_of(const EngineSetup& setup, const ModelRuntime& model) {
   if (setup.foreign) return setup.foreign->groups;
+  SPILLWAY_ASSERT(model.transformer != nullptr);
   return decay_groups(model.transformer->layout(), setup.work.workload, setup.work.options.decay);
 }
 

@@ -36,10 +36,10 @@ class StepCycle {
   void adopt(const SavedState& source);
   /// Reads the masters of one block after all updates; [padded] fp32.
   void read_masters(std::uint32_t block, std::span<float> masters);
-  /// Returns the state after the last step, which whoever decides counts on in.
+  /// Returns the state after the last step; whoever decides on a step counts it there.
   [[nodiscard]] TrainingState& state() { return state_; }
   [[nodiscard]] const TrainingState& state() const { return state_; }
-  /// Returns the update that the next list applies, which whoever decides sets after a step.
+  /// Returns the update that the next list applies; whoever decides on a step sets it there.
   [[nodiscard]] PendingUpdate& update() { return update_; }
   [[nodiscard]] const PendingUpdate& update() const { return update_; }
   /// Whether the state in memory can be committed: no error has interrupted an operation.
