@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "runtime/base/error.hpp"
 #include "runtime/engine/device/compute_device.hpp"
 #include "runtime/engine/step/training_state.hpp"
 
