@@ -59,11 +59,43 @@ void GroupPasses::gather_gradient(std::uint32_t block, std::uint32_t m) {
                gathered_gradient(layer, m));
 }
 
+/// Completes forward of a micro-batch, whose norm's output has been gathered, and adds up what the
+/// ranks have made.
+void GroupPasses::append_forward(OpDraft forward, bool train) {
+  const std::uint32_t block = forward.op.block;
+  const std::uint32_t m = forward.op.micro_batch;
+  const std::uint32_t layer = workload_.layer_of(block);
+  forward.op.flops = workload_.blocks[block].forward_flops;
+  Buffer input;
+  if (layer == 0) {
+    bring_tokens(forward, /*brought=*/false);
+  } else {
+    input = activations_.passing_boundary(layer - 1, m);
+    forward.read(input, boundary(layer - 1, m));
+    if (workload_.shares_tokens()) forward.read(gathered_normal(layer, m));
+  }
+  const Buffer output = activations_.place_for_output(layer, m);
+  const Access sum{.buffer = output, .value = boundary(layer, m)};
+  forward.write(addend_of(sum));
+  const bool leaves = train && saved_activations_leave(workload_, placement_, block);
+  const Buffer kept = leaves ? take_free(PoolKind::saved_activation_slots)
+                             : activations_.saved_activations(block, m);
+  if (train && placement_.blocks[block].saved) forward.write(kept, saved(layer, m));
+  forward.write({PoolKind::workspace}, {});
+  append(forward);
+  sum_passes(block, sum);
+  if (layer > 0) give_back(input);
+  if (leaves) {
+    activations_.take_away(activations_.leaving_saved_activations(block, m), kept);
+    give_back(kept);
+  }
+  activations_.pass_boundary(layer, m, output, train);
+}
+
 void GroupPasses::visit_forward(std::uint32_t block, MicroBatches range, bool train) {
   const std::uint32_t layer = workload_.layer_of(block);
   const Buffer weights = weights_.bring_parameters(block);
   if (block == 0 && messages_.lends_first()) messages_.lend_embedding(weights);
-  const bool leaves = train && saved_activations_leave(workload_, placement_, block);
   const auto begin = [&](std::uint32_t m) {
     OpDraft forward = draft(OpKind::forward, Lane::gpu, block, m);
     forward.read(weights, parameters(block));
@@ -72,33 +104,7 @@ void GroupPasses::visit_forward(std::uint32_t block, MicroBatches range, bool tr
   for (std::uint32_t m = range.first; layer > 0 && m < range.last; ++m) {
     gather_normal(begin(m), activations_.passing_boundary(layer - 1, m));
   }
-  for (std::uint32_t m = range.first; m < range.last; ++m) {
-    OpDraft forward = begin(m);
-    forward.op.flops = workload_.blocks[block].forward_flops;
-    Buffer input;
-    if (layer == 0) {
-      bring_tokens(forward, /*brought=*/false);
-    } else {
-      input = activations_.passing_boundary(layer - 1, m);
-      forward.read(input, boundary(layer - 1, m));
-      if (workload_.shares_tokens()) forward.read(gathered_normal(layer, m));
-    }
-    const Buffer output = activations_.place_for_output(layer, m);
-    const Access sum{.buffer = output, .value = boundary(layer, m)};
-    forward.write(addend_of(sum));
-    const Buffer kept = leaves ? take_free(PoolKind::saved_activation_slots)
-                               : activations_.saved_activations(block, m);
-    if (train && placement_.blocks[block].saved) forward.write(kept, saved(layer, m));
-    forward.write({PoolKind::workspace}, {});
-    append(forward);
-    sum_passes(block, sum);
-    if (layer > 0) give_back(input);
-    if (leaves) {
-      activations_.take_away(activations_.leaving_saved_activations(block, m), kept);
-      give_back(kept);
-    }
-    activations_.pass_boundary(layer, m, output, train);
-  }
+  for (std::uint32_t m = range.first; m < range.last; ++m) append_forward(begin(m), train);
   give_back(weights);
 }
 

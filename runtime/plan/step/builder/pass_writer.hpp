@@ -127,6 +127,7 @@ class GroupPasses final : public PassWriter {
   [[nodiscard]] Access gathered_gradient(std::uint32_t layer, std::uint32_t m) const;
   /// Appends the collective that makes the ranks' addends their sum.
   void sum_passes(std::uint32_t block, const Access& sum);
+  void append_forward(OpDraft forward, bool train);
   void gather_normal(const OpDraft& reads, const Buffer& input);
   void gather_gradient(std::uint32_t block, std::uint32_t m);
   void visit_backward(std::uint32_t block, MicroBatches range);
