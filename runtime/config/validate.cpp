@@ -6,6 +6,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "runtime/base/error.hpp"
@@ -13,6 +14,7 @@
 #include "runtime/config/keys.hpp"
 #include "runtime/config/options_table.hpp"
 #include "runtime/config/schedule.hpp"
+#include "runtime/plan/operator_tiles.hpp"
 
 namespace spillway::config {
 namespace {
@@ -81,6 +83,12 @@ void validate_stale_weights(Faults& faults, const TrainOptions& options) {
                       rounds, stages, stages));
 }
 
+void validate_operator_tiles(Faults& faults, const TrainOptions& options, const plan::Grid& grid) {
+  if (options.operator_tile == 0) return;
+  const std::string_view excluded = plan::why_no_operator_tiles(grid);
+  require(faults, excluded.empty(), excluded);
+}
+
 /// What a pipeline excludes in this version.
 void validate_pipeline(Faults& faults, const TrainOptions& options) {
   const auto& [stages, chunks, schedule, parts, meet_every] = options.pipeline;
@@ -107,9 +115,7 @@ void validate_pipeline(Faults& faults, const TrainOptions& options) {
                   options.gradient_accumulation_steps, stages, stages));
   require(faults, options.work_order == WorkOrder::layer_major,
           "spillway.work_order micro_batch_major excludes pipeline.stages; remove one of the keys");
-  require(faults, options.operator_tile == 0,
-          "in this version the layers of a pipeline are not cut into tiles; remove "
-          "spillway.operator_tile or pipeline.stages");
+  validate_operator_tiles(faults, options, {.stages = stages});
   require(faults, options.secondary_ranks == 1,
           "in this version the ranks of a pipeline keep no second copy of parameters; remove "
           "zero_optimization.zero_hpz_partition_size or pipeline.stages");
@@ -124,9 +130,7 @@ void validate_tensor(Faults& faults, const TrainOptions& options) {
   require(faults, options.work_order == WorkOrder::layer_major,
           "spillway.work_order micro_batch_major excludes tensor_parallel.autotp_size; remove one "
           "of the keys");
-  require(faults, options.operator_tile == 0,
-          "spillway.operator_tile excludes tensor_parallel.autotp_size, which cuts the matrices "
-          "itself; remove one of the keys");
+  validate_operator_tiles(faults, options, {.tensor = options.tensor.ranks});
   require(faults, options.secondary_ranks == 1,
           "in this version the ranks of tensor groups keep no second copy of parameters; remove "
           "zero_optimization.zero_hpz_partition_size or tensor_parallel.autotp_size");

@@ -49,21 +49,26 @@ FixedNeeds needs(const plan::Workload& workload, const plan::Pools& pools, Bytes
 
 Inference::Inference(const model::ModelConfig& config, const InferenceOptions& options,
                      const model::ParameterSource& source) {
-  EngineSetup setup{.config = config, .options = train_options(config, options)};
-  model_ = make_model_runtime(config, setup.options, products_of(options.trained_on));
-  setup.workload = make_workload(config, *model_.transformer, setup.options);
+  config::TrainOptions train = train_options(config, options);
+  model_ = make_model_runtime(config, train, products_of(options.trained_on));
+  plan::Workload workload = make_workload(config, *model_.transformer, train);
   const bool generates = options.use == InferenceUse::generation;
-  if (generates) setup.workload.logits_bytes = row_bytes(config) * setup.options.context;
-  setup.placement = plan::lean_placement(setup.workload);
-  plan::StepPlan plan = plan::build_evaluation(setup.workload, setup.placement);
-  plan::Pools pools = plan::used_by(plan, plan::make_pools(setup.workload, setup.placement));
-  FixedNeeds needed = needs(setup.workload, pools, options.source_bytes);
+  if (generates) workload.logits_bytes = row_bytes(config) * train.context;
+  plan::Placement placement = plan::lean_placement(workload);
+  plan::StepPlan plan = plan::build_evaluation(workload, placement);
+  plan::Pools pools = plan::used_by(plan, plan::make_pools(workload, placement));
+  FixedNeeds needed = needs(workload, pools, options.source_bytes);
   if (generates) needed.host += row_bytes(config);
-  check_fits(needed, setup.options, read_memory_budget(), free_memory_of_device(setup.options),
+  check_fits(needed, train, read_memory_budget(), free_memory_of_device(train),
              "fewer tokens at once (eval: --batch and --context; generate: --tokens and a shorter "
              "prompt)");
   // The whole model is resident and every allocation below is part of the needs.
-  setup.budgets = {.device = needed.device, .host = needed.host, .nvme = {}};
+  const plan::Budgets budgets{.device = needed.device, .host = needed.host, .nvme = {}};
+  EngineSetup setup{.work = {.config = config,
+                             .options = std::move(train),
+                             .workload = std::move(workload),
+                             .budgets = budgets,
+                             .placement = std::move(placement)}};
   engine_ = std::make_unique<StepEngine>(std::move(setup), model_, std::move(pools));
   executor_ = engine_->prepare(std::move(plan));
   if (generates) logits_ = {engine_->backend(), row_bytes(config)};
@@ -73,7 +78,7 @@ Inference::Inference(const model::ModelConfig& config, const InferenceOptions& o
 Inference::~Inference() = default;
 
 void Inference::load(const model::ParameterSource& source) {
-  const plan::Workload& workload = engine_->setup().workload;
+  const plan::Workload& workload = engine_->workload();
   offload::Stream& stream = *engine_->streams().upload;
   std::vector<float> masters;
   for (std::uint32_t block = 0; block < workload.blocks.size(); ++block) {

@@ -40,6 +40,8 @@ class RunPreparation {
   void plan();
 
  private:
+  void begin();
+  void resume();
   void take_share();
   void show_shares(const std::string& gpu);
   [[nodiscard]] std::unique_ptr<comm::DeviceCommunicator> join_gpus() const;
@@ -79,20 +81,8 @@ void RunPreparation::open() {
   check_same_run(ranks_, now, sources_of(request_, now, *run_.data, start));
   ranks_.join(run_.replicas.secondary, join_gpus());
   const config::ScheduleOptions given = run_.plan.options.schedule;
-  if (start) {
-    run_.resume_at = start;
-    const RunConfig& recorded = run_.claim.recorded();
-    // A schedule that was to end with the run keeps the end that it started with.
-    run_.plan.options.schedule =
-        config::resolve_schedule(run_.plan.options.schedule, recorded.options.schedule.total_steps);
-    now.options = run_.plan.options;
-    check_same_mathematics(recorded, now);
-    resume_model(recorded.device);
-  } else {
-    run_.plan.options.schedule = config::resolve_schedule(run_.plan.options.schedule, run_.steps);
-    now.options = run_.plan.options;
-    make_model();
-  }
+  run_.resume_at = start;
+  start ? resume() : begin();
   for (const std::string& note :
        notes_at_start(run_.config(), given, run_.plan.options, run_.steps)) {
     observer_.noted(note);
@@ -101,6 +91,22 @@ void RunPreparation::open() {
   run_.store_options.directories = run_.claim.state_directories();
   run_.store_options.owner = run_.claim.manifest().state_id;
   for (const std::string& note : run_.claim.take_notes()) observer_.noted(note);
+}
+
+void RunPreparation::begin() {
+  run_.plan.options.schedule = config::resolve_schedule(run_.plan.options.schedule, run_.steps);
+  run_.run_config.options = run_.plan.options;
+  make_model();
+}
+
+/// A schedule that was to end with the run keeps the end that it started with.
+void RunPreparation::resume() {
+  const RunConfig& recorded = run_.claim.recorded();
+  run_.plan.options.schedule =
+      config::resolve_schedule(run_.plan.options.schedule, recorded.options.schedule.total_steps);
+  run_.run_config.options = run_.plan.options;
+  check_same_mathematics(recorded, run_.run_config);
+  resume_model(recorded.device);
 }
 
 /// Gives this rank its part of a machine that it shares with others: GPU, cores and drives. A run
@@ -219,8 +225,8 @@ void RunPreparation::resume_model(const DeviceRecord& recorded) {
 
 void RunPreparation::plan() {
   run_.plan = plan_rank(run_.config(), std::move(run_.plan.options), run_.replicas,
-                        run_.claim.resumes() ? StageCut::kept : StageCut::chosen, machine_, ranks_,
-                        [this](const std::string& text) { observer_.noted(text); });
+                        run_.claim.resumes() ? StageLayers::kept : StageLayers::chosen, machine_,
+                        ranks_, [this](const std::string& text) { observer_.noted(text); });
   Planned& plan = run_.plan;
   run_.run_config.options.pipeline.parts = plan.options.pipeline.parts;
   machine_.tune_run();
@@ -262,14 +268,14 @@ PlannedRun::PlannedRun(const TrainRequest& request, RankGroups& ranks_of_job)
 }
 
 EngineSetup PlannedRun::engine_setup() const {
-  return {.config = config(),
-          .options = plan.options,
-          .workload = plan.workload,
-          .budgets = plan.budgets,
-          .placement = plan.placement,
-          .store_options = store_options,
-          .start = resume_at ? Start::resumed : Start::anew,
-          .resume_at = resume_at,
+  return {.work = {.config = config(),
+                   .options = plan.options,
+                   .workload = plan.workload,
+                   .budgets = plan.budgets,
+                   .placement = plan.placement},
+          .store = {.options = store_options,
+                    .start = resume_at ? Start::resumed : Start::anew,
+                    .resume_at = resume_at},
           .update_prefetch = update_prefetch,
           .ranks = &ranks};
 }

@@ -17,7 +17,6 @@ namespace spillway::engine {
 struct TrainPlan {
   const Planned& plan;
   const plan::StepPlan& step;
-  std::vector<plan::MemoryItem> memory;
   std::uint64_t steps = 0;
   std::uint64_t first_step = 1;
   /// Algorithms of matrix products that the run took from the machine profile.

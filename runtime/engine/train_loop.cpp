@@ -45,6 +45,7 @@ class TrainLoop {
 
  private:
   void create_trainer();
+  void note_stale_weights();
   void initialize();
   void start_from_run();
   void open_metrics();
@@ -92,7 +93,7 @@ void TrainLoop::create_trainer() {
                                                 .save_every = run_->plan.options.save_every,
                                                 .keep = run_->plan.options.keep,
                                                 .part = run_->claim.manifest().part});
-  checkpoints_->check_space(trainer_->store().layout());
+  checkpoints_->check_space(trainer_->engine().store()->layout());
   record(ranks_, run_->claim, run_->run_config);
   if (!resumes && request_.from && is_run(*request_.from)) {
     start_from_run();
@@ -100,30 +101,31 @@ void TrainLoop::create_trainer() {
     initialize();
   }
   open_metrics();
-  trace_.emplace(trainer_->most_ops());
+  trace_.emplace(trainer_->cycle().lists().most_ops());
   uses_.reserve(trainer_->most_results());
   observer_.planned({.plan = run_->plan,
-                     .step = trainer_->step_plan(),
-                     .memory = plan::memory_items(run_->plan.workload, run_->plan.placement),
+                     .step = trainer_->cycle().lists().step_plan(),
                      .steps = run_->steps,
                      .first_step = trainer_->state().step + 1,
                      .measured_products = run_->measured_products,
                      .shares = run_->shares});
   run_->claim.keep();
-  if (run_->plan.workload.stage.stays_full()) {
-    observer_.noted(
-        "with stale weights this run cannot be resumed once it has ended; a new run --from it "
-        "begins with its newest weights");
-    if (trainer_->most_results() > 1) {
-      observer_.noted(
-          fmt::format("the stages meet after every {} steps, and tell losses and norms then; set "
-                      "spillway.pipeline_meet_every to hear of them earlier",
-                      trainer_->most_results()));
-    }
-  }
+  if (run_->plan.workload.stage.stays_full()) note_stale_weights();
   if (!ranks_.leads()) return;
   monitors_.emplace(run_->plan.options, run_->replicas.count, request_.run, trainer_->state().step,
                     [this](const std::string& text) { observer_.noted(text); });
+}
+
+void TrainLoop::note_stale_weights() {
+  observer_.noted(
+      "with stale weights this run cannot be resumed once it has ended; a new run --from it "
+      "begins with its newest weights");
+  if (trainer_->most_results() > 1) {
+    observer_.noted(
+        fmt::format("the stages meet after every {} steps, and tell losses and norms then; set "
+                    "spillway.pipeline_meet_every to hear of them earlier",
+                    trainer_->most_results()));
+  }
 }
 
 void TrainLoop::initialize() {
@@ -134,7 +136,7 @@ void TrainLoop::initialize() {
     made = initial_parameters(request_, run_->config(), layout, run_->plan.options.seed);
   }
   const model::ParameterSource& source = made ? *made : *request_.initial;
-  trainer_->initialize(HeldParameters(source, layout, run_->plan.options.compute));
+  trainer_->cycle().initialize(HeldParameters(source, layout, run_->plan.options.compute));
 }
 
 void TrainLoop::open_metrics() {
@@ -158,7 +160,7 @@ void TrainLoop::start_from_run() {
     if (may_exceed && ranks_.leads()) {
       HeldParameters(reader, reader.layout(), now).check_all();
     }
-    trainer_->adopt(reader.saved());
+    trainer_->cycle().adopt(reader.saved());
   });
   check_same_step(ranks_, *request_.from, StepIndex{trainer_->state().step});
 }
@@ -166,14 +168,14 @@ void TrainLoop::start_from_run() {
 /// Files can be removed while they are open.
 void TrainLoop::check_present() const {
   run_->claim.check_present();
-  trainer_->store().check_present();
+  trainer_->engine().store()->check_present();
   if (metrics_) metrics_->check_present();
 }
 
 /// Checks again, once the commit is durable, the files that it relies on.
 void TrainLoop::note_commit() {
-  if (trainer_->committed_step() == noted_commit_) return;
-  noted_commit_ = trainer_->committed_step();
+  if (trainer_->cycle().commits().committed_step() == noted_commit_) return;
+  noted_commit_ = trainer_->cycle().commits().committed_step();
   check_present();
   run_->claim.note_commit();
 }
@@ -201,7 +203,7 @@ void TrainLoop::evaluate_if_due() {
   if (!evaluation_due(step)) return;
   const bool lacks = metrics_ && metrics_->can_amend();
   if (!ranks_.first(lacks)) return;
-  if (metrics_ && trainer_->commits_to_evaluate()) metrics_->synchronize();
+  if (metrics_ && trainer_->cycle().commits().due_to_evaluate()) metrics_->synchronize();
   const Evaluation evaluation = trainer_->evaluate(*run_->data->validation);
   note_commit();
   if (metrics_) metrics_->amend(evaluation.loss);
@@ -228,12 +230,12 @@ void TrainLoop::report(std::span<const StepResult> results) {
 void TrainLoop::train_step() {
   // Looks at the disk, which may fail: after the step, its line would be lost.
   const bool saves = checkpoints_->due(trainer_->state().step + 1);
-  if (metrics_ && trainer_->commits_next()) metrics_->synchronize();
+  if (metrics_ && trainer_->cycle().commits().due_next()) metrics_->synchronize();
   std::span<const StepResult> results = trainer_->step(run_->data->train, *run_->sampler);
-  uses_.push_back({.exposed = trainer_->step_executor().exposed(),
-                   .device = trainer_->backend().usage(offload::MemoryKind::device),
-                   .pinned = trainer_->backend().usage(offload::MemoryKind::pinned)});
-  trace_->record(trainer_->step_executor());
+  uses_.push_back({.exposed = trainer_->cycle().last_step().exposed(),
+                   .device = trainer_->engine().backend().usage(offload::MemoryKind::device),
+                   .pinned = trainer_->engine().backend().usage(offload::MemoryKind::pinned)});
+  trace_->record(trainer_->cycle().last_step());
   const std::uint64_t step = trainer_->state().step;
   const bool meet = is_over(step) || evaluation_due(step) || saves;
   if (meet && !trainer_->results_complete()) results = trainer_->gather_results();
@@ -271,7 +273,7 @@ void TrainLoop::train_steps() {
 
 void TrainLoop::commit() {
   if (metrics_) metrics_->synchronize();
-  trainer_->commit();
+  trainer_->cycle().commit();
   note_commit();
   finish_save();
 }
@@ -281,8 +283,8 @@ void TrainLoop::commit() {
 /// line then. Many ranks commit together or not at all.
 void TrainLoop::commit_after_error() {
   if (!ranks_.alone()) return;
-  const bool committable =
-      metrics_->is_complete() && trainer_->is_sound() && trainer_->placement().commits;
+  const bool committable = metrics_->is_complete() && trainer_->cycle().is_sound() &&
+                           trainer_->engine().placement().commits;
   if (!committable) return;
   try {
     commit();
@@ -319,12 +321,13 @@ void TrainLoop::finish() {
     report_.tokens_per_second = static_cast<double>(plan::tokens_of_step(run_->plan.workload)) /
                                 report_.measured_step_seconds;
   }
-  const auto device = trainer.backend().usage(offload::MemoryKind::device);
+  const auto device = trainer.engine().backend().usage(offload::MemoryKind::device);
   report_.device_high_water = device.high_water;
   report_.device_capacity = device.capacity;
-  report_.host_high_water = trainer.backend().usage(offload::MemoryKind::pinned).high_water;
-  report_.state_read = trainer.store().counters().read;
-  report_.state_written = trainer.store().counters().written;
+  report_.host_high_water =
+      trainer.engine().backend().usage(offload::MemoryKind::pinned).high_water;
+  report_.state_read = trainer.engine().store()->counters().read;
+  report_.state_written = trainer.engine().store()->counters().written;
 }
 
 TrainReport TrainLoop::run() {

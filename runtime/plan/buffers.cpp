@@ -2,86 +2,100 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
+#include <cstddef>
 
 namespace spillway::plan {
 namespace {
 
 constexpr std::array<PoolRule, kPoolCount> kPools{{
     {PoolKind::resident_parameters, Tier::device, "resident_parameters", "resident parameters",
-     Turn::none},
+     PoolLayout::tiles},
     {PoolKind::stashed_parameters, Tier::device, "stashed_parameters", "stashed parameters",
-     Turn::none},
+     PoolLayout::versions},
     {PoolKind::whole_parameters, Tier::device, "whole_parameters", "gathered parameters",
-     Turn::none},
-    {PoolKind::parameter_slots, Tier::device, "parameter_slots", "parameter slots", Turn::slots},
-    {PoolKind::parameter_shards, Tier::device, "parameter_shards", "parameter shards", Turn::slots},
+     PoolLayout::blocks},
+    {PoolKind::parameter_slots, Tier::device, "parameter_slots", "parameter slots",
+     PoolLayout::slots},
+    {PoolKind::parameter_shards, Tier::device, "parameter_shards", "parameter shards",
+     PoolLayout::slots},
     {PoolKind::frozen_slots, Tier::device, "frozen_slots", "slots of frozen parameters",
-     Turn::slots},
-    {PoolKind::resident_frozen, Tier::device, "resident_frozen", "frozen parameters", Turn::none},
-    {PoolKind::device_state, Tier::device, "device_state", "optimizer state", Turn::none},
+     PoolLayout::slots},
+    {PoolKind::resident_frozen, Tier::device, "resident_frozen", "frozen parameters",
+     PoolLayout::row},
+    {PoolKind::device_state, Tier::device, "device_state", "optimizer state", PoolLayout::tiles},
     {PoolKind::accumulators, Tier::device, "accumulators", "gradient accumulators",
-     Turn::gradients},
+     PoolLayout::gradient_slots},
     {PoolKind::rounded_gradients, Tier::device, "rounded_gradients", "rounded gradients",
-     Turn::gradients},
+     PoolLayout::gradient_slots},
     {PoolKind::gradient_shards, Tier::device, "gradient_shards", "gradient shards",
-     Turn::gradients},
-    {PoolKind::tied_parameters, Tier::device, "tied_parameters", "tied parameters", Turn::none},
+     PoolLayout::gradient_slots},
+    {PoolKind::tied_parameters, Tier::device, "tied_parameters", "tied parameters",
+     PoolLayout::row},
     {PoolKind::tied_accumulators, Tier::device, "tied_accumulators", "tied accumulator",
-     Turn::none},
-    {PoolKind::device_gradients, Tier::device, "device_gradients", "waiting gradients", Turn::none},
-    {PoolKind::device_leaves, Tier::device, "device_leaves", "gradient norm leaves", Turn::none},
-    {PoolKind::device_sums, Tier::device, "device_sums", "sums of rounds", Turn::none},
-    {PoolKind::boundaries, Tier::device, "boundaries", "boundary activations", Turn::none},
+     PoolLayout::row},
+    {PoolKind::device_gradients, Tier::device, "device_gradients", "waiting gradients",
+     PoolLayout::tiles},
+    {PoolKind::device_leaves, Tier::device, "device_leaves", "gradient norm leaves",
+     PoolLayout::tiles},
+    {PoolKind::device_sums, Tier::device, "device_sums", "sums of rounds", PoolLayout::tiles},
+    {PoolKind::boundaries, Tier::device, "boundaries", "boundary activations", PoolLayout::layers},
     {PoolKind::boundary_gradients, Tier::device, "boundary_gradients", "boundary gradients",
-     Turn::none},
-    {PoolKind::boundary_slots, Tier::device, "boundary_slots", "boundary slots", Turn::slots},
+     PoolLayout::row},
+    {PoolKind::boundary_slots, Tier::device, "boundary_slots", "boundary slots", PoolLayout::slots},
     {PoolKind::recomputed_boundary, Tier::device, "recomputed_boundary", "recomputed boundary",
-     Turn::none},
+     PoolLayout::row},
     {PoolKind::saved_activations, Tier::device, "saved_activations", "saved activations",
-     Turn::none},
+     PoolLayout::saved},
     {PoolKind::saved_activation_slots, Tier::device, "saved_activation_slots",
-     "saved activation slots", Turn::slots},
+     "saved activation slots", PoolLayout::slots},
     {PoolKind::recomputation_scratch, Tier::device, "recomputation_scratch",
-     "recomputation scratch", Turn::none},
-    {PoolKind::between_tiles, Tier::device, "between_tiles", "between tiles", Turn::none},
-    {PoolKind::own_rows, Tier::device, "own_rows", "own rows", Turn::none},
-    {PoolKind::gathered_rows, Tier::device, "gathered_rows", "gathered rows", Turn::none},
+     "recomputation scratch", PoolLayout::row},
+    {PoolKind::between_tiles, Tier::device, "between_tiles", "between tiles", PoolLayout::row},
+    {PoolKind::own_rows, Tier::device, "own_rows", "own rows", PoolLayout::row},
+    {PoolKind::gathered_rows, Tier::device, "gathered_rows", "gathered rows", PoolLayout::row},
     {PoolKind::gathered_gradients, Tier::device, "gathered_gradients", "gathered gradients",
-     Turn::none},
-    {PoolKind::vocabulary_scans, Tier::device, "vocabulary_scans", "vocabulary scans", Turn::none},
+     PoolLayout::row},
+    {PoolKind::vocabulary_scans, Tier::device, "vocabulary_scans", "vocabulary scans",
+     PoolLayout::row},
     {PoolKind::gathered_scans, Tier::device, "gathered_scans", "scans of a tensor group",
-     Turn::none},
-    {PoolKind::workspace, Tier::device, "workspace", "operator workspace", Turn::none},
-    {PoolKind::constants, Tier::device, "constants", "rotary tables", Turn::none},
-    {PoolKind::device_tokens, Tier::device, "device_tokens", "token ids", Turn::none},
-    {PoolKind::device_losses, Tier::device, "device_losses", "loss sums", Turn::none},
-    {PoolKind::logits, Tier::device, "logits", "logits", Turn::none},
-    {PoolKind::host_gradients, Tier::host, "host_gradients", "waiting gradients", Turn::none},
+     PoolLayout::row},
+    {PoolKind::workspace, Tier::device, "workspace", "operator workspace", PoolLayout::row},
+    {PoolKind::constants, Tier::device, "constants", "rotary tables", PoolLayout::row},
+    {PoolKind::device_tokens, Tier::device, "device_tokens", "token ids", PoolLayout::row},
+    {PoolKind::device_losses, Tier::device, "device_losses", "loss sums", PoolLayout::row},
+    {PoolKind::logits, Tier::device, "logits", "logits", PoolLayout::row},
+    {PoolKind::host_gradients, Tier::host, "host_gradients", "waiting gradients",
+     PoolLayout::tiles},
     {PoolKind::landing_gradients, Tier::host, "landing_gradients", "landing gradients",
-     Turn::gradients},
-    {PoolKind::host_boundaries, Tier::host, "host_boundaries", "boundary activations", Turn::none},
-    {PoolKind::boundary_staging, Tier::host, "boundary_staging", "boundary staging", Turn::slots},
+     PoolLayout::gradient_slots},
+    {PoolKind::host_boundaries, Tier::host, "host_boundaries", "boundary activations",
+     PoolLayout::layers},
+    {PoolKind::boundary_staging, Tier::host, "boundary_staging", "boundary staging",
+     PoolLayout::slots},
     {PoolKind::host_saved_activations, Tier::host, "host_saved_activations", "saved activations",
-     Turn::none},
+     PoolLayout::saved},
     {PoolKind::saved_activation_staging, Tier::host, "saved_activation_staging",
-     "saved activation staging", Turn::slots},
-    {PoolKind::host_parameters, Tier::host, "host_parameters", "parameters", Turn::none},
-    {PoolKind::host_stash, Tier::host, "host_stash", "stashed parameters", Turn::none},
-    {PoolKind::host_frozen, Tier::host, "host_frozen", "frozen parameters", Turn::none},
+     "saved activation staging", PoolLayout::slots},
+    {PoolKind::host_parameters, Tier::host, "host_parameters", "parameters", PoolLayout::tiles},
+    {PoolKind::host_stash, Tier::host, "host_stash", "stashed parameters", PoolLayout::versions},
+    {PoolKind::host_frozen, Tier::host, "host_frozen", "frozen parameters", PoolLayout::blocks},
     {PoolKind::secondary_parameters, Tier::host, "secondary_parameters", "secondary parameters",
-     Turn::none},
-    {PoolKind::host_state, Tier::host, "host_state", "optimizer state", Turn::none},
-    {PoolKind::state_staging, Tier::host, "state_staging", "state staging", Turn::none},
-    {PoolKind::checksums, Tier::host, "checksums", "checksums", Turn::none},
-    {PoolKind::host_tokens, Tier::host, "host_tokens", "token ids", Turn::none},
-    {PoolKind::host_leaves, Tier::host, "host_leaves", "norm leaves and loss sums", Turn::none},
+     PoolLayout::blocks},
+    {PoolKind::host_state, Tier::host, "host_state", "optimizer state", PoolLayout::tiles},
+    {PoolKind::state_staging, Tier::host, "state_staging", "state staging", PoolLayout::row},
+    {PoolKind::checksums, Tier::host, "checksums", "checksums", PoolLayout::row},
+    {PoolKind::host_tokens, Tier::host, "host_tokens", "token ids", PoolLayout::row},
+    {PoolKind::host_leaves, Tier::host, "host_leaves", "norm leaves and loss sums",
+     PoolLayout::tiles},
     {PoolKind::gathered_leaves, Tier::host, "gathered_leaves", "norm leaves of all ranks",
-     Turn::none},
-    {PoolKind::disk_boundaries, Tier::nvme, "disk_boundaries", "boundary activations", Turn::none},
+     PoolLayout::row},
+    {PoolKind::disk_boundaries, Tier::nvme, "disk_boundaries", "boundary activations",
+     PoolLayout::layers},
     {PoolKind::disk_saved_activations, Tier::nvme, "disk_saved_activations", "saved activations",
-     Turn::none},
-    {PoolKind::disk_state, Tier::nvme, "disk_state", "state, two slots", Turn::none},
+     PoolLayout::saved},
+    {PoolKind::disk_state, Tier::nvme, "disk_state", "state, two slots", PoolLayout::tiles},
 }};
 
 /// Each row stands where its pool's number says.
@@ -100,8 +114,20 @@ constexpr std::array<std::string_view, kValueKindCount> kValues{
     "between_tiles",     "tokens",   "loss",           "logits",      "scratch",
 };
 
+constexpr bool belongs_to_blocks(const PoolRule& rule) { return rule.layout < PoolLayout::row; }
+
+constexpr auto kBlockPools = [] {
+  std::array<PoolKind, std::ranges::count_if(kPools, belongs_to_blocks)> pools{};
+  std::size_t next = 0;
+  for (const PoolRule& rule : kPools) {
+    if (belongs_to_blocks(rule)) pools[next++] = rule.pool;
+  }
+  return pools;
+}();
+
 }  // namespace
 
+std::span<const PoolKind> block_pools() { return kBlockPools; }
 const PoolRule& rule_of(PoolKind pool) { return kPools[static_cast<std::size_t>(pool)]; }
 std::string_view name_of(ValueKind kind) { return kValues[static_cast<std::size_t>(kind)]; }
 

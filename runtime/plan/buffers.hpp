@@ -4,6 +4,7 @@
 
 #include <compare>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -27,7 +28,7 @@ enum class PoolKind : std::uint8_t {
   resident_frozen,      ///< one: frozen tensors that stay on the device
   device_state,         ///< by tile
   accumulators,         ///< fp32 sums over micro-batches. Slot 0 holds any block; the others are
-                        ///< smaller (`narrow_slots`); one more belongs to the vectors of tiles
+                        ///< smaller (`NarrowSlots`); one more belongs to the vectors of tiles
   rounded_gradients,    ///< as `accumulators`, in the compute dtype
   gradient_shards,      ///< each holds this rank's part of a block's gradient, or of all ranks'
   tied_parameters,      ///< one: a tied head's copy of an embedding on another stage
@@ -78,11 +79,18 @@ enum class PoolKind : std::uint8_t {
 };
 inline constexpr std::size_t kPoolCount = 53;
 
-/// Whether buffers of a pool are taken in turn, and by what.
-enum class Turn : std::uint8_t {
-  none,
-  slots,
-  gradients,  ///< as many as gradients may be on their way, in each of these pools
+/// How the buffers of a pool follow each other.
+enum class PoolLayout : std::uint8_t {
+  // What belongs to a block: it has its share of these, or none.
+  tiles,     ///< by tile
+  versions,  ///< by version of the weights and tile
+  blocks,    ///< by block
+  layers,    ///< by layer and micro-batch
+  saved,     ///< by layer's first block and micro-batch
+  // What blocks share.
+  row,             ///< a number of them
+  slots,           ///< taken in turn
+  gradient_slots,  ///< likewise; as many as gradients may be on their way, in each of these pools
 };
 
 /// A row of the table of pools.
@@ -91,12 +99,18 @@ struct PoolRule {
   Tier tier;
   std::string_view name;   ///< in the text of a plan
   std::string_view label;  ///< its line in the memory table
-  Turn turn;
+  PoolLayout layout;
+
+  /// Whether buffers come and go while a list is built.
+  [[nodiscard]] bool takes_turns() const { return layout >= PoolLayout::slots; }
 };
 [[nodiscard]] const PoolRule& rule_of(PoolKind pool);
 [[nodiscard]] inline Tier tier_of(PoolKind pool) { return rule_of(pool).tier; }
 [[nodiscard]] inline std::string_view name_of(PoolKind pool) { return rule_of(pool).name; }
 [[nodiscard]] inline std::string_view label_of(PoolKind pool) { return rule_of(pool).label; }
+
+/// Returns the pools whose buffers belong to blocks, in their order.
+[[nodiscard]] std::span<const PoolKind> block_pools();
 
 /// A buffer of a pool, or several in a row.
 struct Buffer {

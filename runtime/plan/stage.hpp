@@ -46,8 +46,8 @@ struct StageEntry {
 struct Stage {
   std::uint32_t index = 0;
   std::uint32_t count = 1;
-  std::vector<BlockRange> chunks;  ///< ranges of layers; none: all layers, one round after another
-  std::vector<StageEntry> steps;   ///< without those of other ranks' replicas
+  std::vector<BlockRange> chunks;   ///< ranges of layers; none: all layers, one round after another
+  std::vector<StageEntry> entries;  ///< of a step, without those of other ranks' replicas
   /// What the stage does ahead of a step that finds the pipeline empty, where it stays full between
   /// steps.
   std::vector<StageEntry> fill;

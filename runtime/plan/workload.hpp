@@ -54,7 +54,7 @@ struct BlockShape {
 /// are a block each. What a pass makes is added up over the group before the next block reads it.
 struct Workload {
   std::vector<BlockShape> blocks;
-  bool tiled = false;
+  bool operator_tiles = false;
   bool tied_head = false;
   ElementCount tied_elements;   ///< of `tied_blocks` used by a tied head; else 0
   DType compute = DType::fp32;  ///< of parameters, gradients and activations
@@ -83,7 +83,7 @@ struct Workload {
 
   /// Returns the block's layer: the block itself where there are no tiles.
   [[nodiscard]] std::uint32_t layer_of(std::uint32_t block) const {
-    return tiled ? blocks[block].layer : block;
+    return operator_tiles ? blocks[block].layer : block;
   }
   /// Number of layers, embedding and head included.
   [[nodiscard]] std::uint32_t layers() const {
@@ -92,10 +92,10 @@ struct Workload {
   }
   [[nodiscard]] std::uint32_t head_layer() const { return layers() - 1; }
   /// Whether the head has no blocks of its own.
-  [[nodiscard]] bool head_is_embedding() const { return tiled && tied_head; }
+  [[nodiscard]] bool head_is_embedding() const { return operator_tiles && tied_head; }
   /// Returns the first block of a layer; of `layers()`, the number of blocks.
   [[nodiscard]] std::uint32_t first_block(std::uint32_t layer) const {
-    if (!tiled) return layer;
+    if (!operator_tiles) return layer;
     const auto first = blocks.begin() + 1;
     return static_cast<std::uint32_t>(
         std::lower_bound(first, blocks.end(), layer,
@@ -113,14 +113,16 @@ struct Workload {
   [[nodiscard]] BlockRange tied_blocks() const { return tied_head ? blocks_of(0) : BlockRange{}; }
   /// Number of elements that a tied head uses of one of `tied_blocks`, from its start.
   [[nodiscard]] ElementCount tied_elements_of(std::uint32_t block) const {
-    return tiled ? blocks[block].parameters : tied_elements;
+    return operator_tiles ? blocks[block].parameters : tied_elements;
   }
 
   // FLOPs of the loss
 
   /// Number of times that a step makes the logits of a micro-batch. In tiles or on a tensor group
   /// it is two: the gradient needs sums over all logits first.
-  [[nodiscard]] std::uint32_t logit_passes() const { return tiled || sums_passes() ? 2 : 1; }
+  [[nodiscard]] std::uint32_t logit_passes() const {
+    return operator_tiles || sums_passes() ? 2 : 1;
+  }
   /// FLOPs of the loss on one of `loss_blocks`.
   [[nodiscard]] double loss_flops(std::uint32_t block) const {
     return head_is_embedding() ? blocks[block].loss_flops : blocks[block].forward_flops;

@@ -32,7 +32,7 @@ TEST_P(DamagedRead, EndsTheRunAndLeavesTheCommitToGoOnFrom) {
     {
       const auto trainer = harness.make(options, run);
       harness.steps(*trainer, options, 3, outcome);
-      trainer->commit();
+      trainer->cycle().commit();
       damage.armed = true;
       Outcome lost;
       try {

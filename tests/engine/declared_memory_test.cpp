@@ -106,12 +106,12 @@ class BareEngine {
              const std::filesystem::path& directory)
       : model_(make_model_runtime(harness.config(), options, {})),
         engine_(setup(harness, options, directory), model_),
-        executor_(engine_.prepare(
-            plan::build_recorded_step(engine_.setup().workload, engine_.setup().placement))) {
+        executor_(
+            engine_.prepare(plan::build_recorded_step(engine_.workload(), engine_.placement()))) {
     for (std::size_t p = 0; p < plan::kPoolCount; ++p) {
       std::ranges::fill(bytes_of(engine_.memory(), p), std::byte{0});
     }
-    StateIo(engine_.setup().workload, engine_.setup().placement, engine_.memory(), engine_.slots(),
+    StateIo(engine_.workload(), engine_.placement(), engine_.memory(), engine_.slots(),
             engine_.streams(), engine_.store(), cpu_adam::best_isa(), engine_.ranks())
         .initialize(model::RandomInitializer(harness.config(), model_.transformer->layout(), 7));
     const auto tokens = engine_.memory().all_host(PoolKind::host_tokens);
@@ -132,7 +132,7 @@ class BareEngine {
     executor_->run(performer);
     step.update.pending = true;
     step.update.groups.assign(kNativeGroups,
-                              cpu_adam::make_scalars(engine_.setup().options.adam, 1, 1.0));
+                              cpu_adam::make_scalars(engine_.options().adam, 1, 1.0));
     step.commit_due = true;
     executor_->run(performer);
     return image_of(engine_.memory());
@@ -142,16 +142,20 @@ class BareEngine {
   [[nodiscard]] EngineSetup setup(const TrainingHarness& harness,
                                   const config::TrainOptions& options,
                                   const std::filesystem::path& directory) const {
-    EngineSetup setup{.config = harness.config(),
-                      .options = options,
-                      .workload = make_workload(harness.config(), *model_.transformer, options),
-                      .budgets = {1_GiB, 1_GiB, 1_GiB}};
-    setup.placement = place(setup.config, options, setup.workload, setup.budgets);
-    if (harness.adjust_placement) harness.adjust_placement(setup.workload, setup.placement);
-    setup.store_options.directories = {directory};
-    setup.store_options.engine = options.io_engine;
+    const plan::Workload workload = make_workload(harness.config(), *model_.transformer, options);
+    const plan::Budgets budgets{1_GiB, 1_GiB, 1_GiB};
+    plan::Placement placement = place(harness.config(), options, workload, budgets);
+    if (harness.adjust_placement) harness.adjust_placement(workload, placement);
+    nvme_swap::StoreOptions store;
+    store.directories = {directory};
+    store.engine = options.io_engine;
     std::filesystem::create_directories(directory);
-    return setup;
+    return {.work = {.config = harness.config(),
+                     .options = options,
+                     .workload = workload,
+                     .budgets = budgets,
+                     .placement = placement},
+            .store = {.options = store}};
   }
 
   ModelRuntime model_;

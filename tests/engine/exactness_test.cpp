@@ -213,7 +213,7 @@ Outcome train_in_turns(TrainingHarness& harness, std::span<const config::TrainOp
     const auto trainer = harness.make(turns[turn], run, turn > 0);
     EXPECT_EQ(trainer->state().step, 3 * turn);
     harness.steps(*trainer, turns[turn], 3, outcome);
-    trainer->commit();
+    trainer->cycle().commit();
     if (turn + 1 == turns.size()) harness.finish(*trainer, outcome);
   }
   return outcome;
@@ -283,13 +283,13 @@ Outcome go_on_from_a_copy(config::StateHome home, bool updated_before) {
     const auto trainer = harness.make(options, harness.new_run());
     harness.steps(*trainer, options, 3, outcome);
     if (updated_before) harness.finish(*trainer, lost);
-    trainer->copy_next(copy);
-    EXPECT_TRUE(trainer->copying());
+    trainer->cycle().commits().copy_next(copy);
+    EXPECT_TRUE(trainer->cycle().commits().copying());
     harness.steps(*trainer, options, 1, lost);
-    EXPECT_FALSE(trainer->copying());
+    EXPECT_FALSE(trainer->cycle().commits().copying());
   }
   const auto trainer = harness.make(options, harness.new_run());
-  trainer->adopt(SavedState(shape_of(harness.config(), options), {copy}));
+  trainer->cycle().adopt(SavedState(shape_of(harness.config(), options), {copy}));
   EXPECT_EQ(trainer->state().step, 3U);
   harness.steps(*trainer, options, 3, outcome);
   harness.finish(*trainer, outcome);

@@ -8,10 +8,10 @@
 namespace spillway::engine {
 
 inline void expect_memory_as_planned(const Trainer& trainer) {
-  const auto items = plan::memory_items(trainer.workload(), trainer.placement());
-  EXPECT_EQ(trainer.backend().usage(offload::MemoryKind::device).current,
+  const auto items = plan::memory_items(trainer.engine().workload(), trainer.engine().placement());
+  EXPECT_EQ(trainer.engine().backend().usage(offload::MemoryKind::device).current,
             plan::total(items, plan::Tier::device));
-  EXPECT_EQ(trainer.backend().usage(offload::MemoryKind::pinned).current,
+  EXPECT_EQ(trainer.engine().backend().usage(offload::MemoryKind::pinned).current,
             plan::total(items, plan::Tier::host));
 }
 

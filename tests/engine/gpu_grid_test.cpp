@@ -62,7 +62,7 @@ void on_rank(RanksHarness& harness, const Job& job, comm::Communicator& self,
   std::filesystem::create_directories(store.directories[0]);
   const auto trainer = harness.make_rank(options, store, rank);
   const model::ModelLayout whole = model::make_layout(harness.config(), options.operator_tile);
-  trainer->initialize(model::RandomInitializer(harness.config(), whole, 1));
+  trainer->cycle().initialize(model::RandomInitializer(harness.config(), whole, 1));
   body(*trainer, options);
 }
 

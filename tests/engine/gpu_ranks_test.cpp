@@ -165,7 +165,8 @@ class FailingGpuRanks : public GpuRanks {
       try {
         RankOfJob of_job({.replicas = ranks}, self, options);
         const auto trainer = harness.make_rank(options, store, of_job);
-        trainer->initialize(model::RandomInitializer(harness.config(), trainer->layout(), 7));
+        trainer->cycle().initialize(
+            model::RandomInitializer(harness.config(), trainer->layout(), 7));
         const data::Sampler sampler = harness.sampler(options);
         body(rank, [&] { trainer->step(harness.tokens(), sampler); });
       } catch (const std::exception& error) {

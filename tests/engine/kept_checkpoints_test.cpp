@@ -185,9 +185,9 @@ class KeptCheckpointsWhoseCopyFails : public testing::TestWithParam<TierAndFault
     return run;
   }
   static void commit_after_error(Trainer& trainer, KeptCheckpoints& kept, const RunConfig& config) {
-    if (!trainer.is_sound()) return;
+    if (!trainer.cycle().is_sound()) return;
     try {
-      trainer.commit();
+      trainer.cycle().commit();
       static_cast<void>(kept.finish(trainer, config));
     } catch (const Error& second) {
       EXPECT_FALSE(std::string(second.what()).empty());
@@ -272,7 +272,7 @@ class KeptByFour : public testing::Test {
       store.directories = {state / std::to_string(replicas.index)};
       std::filesystem::create_directories(store.directories[0]);
       const auto trainer = harness_.make_rank(options, store, rank);
-      trainer->initialize(
+      trainer->cycle().initialize(
           model::RandomInitializer(harness_.config(), trainer->layout(), options.seed));
       const RunConfig config{.id = RunId{{1, replicas.index}},
                              .model = harness_.config(),

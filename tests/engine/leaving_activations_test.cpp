@@ -198,9 +198,9 @@ TEST_P(Activations, LeaveTheSameLossToAnEvaluationWhichMovesNone) {
     Outcome outcome;
     other.steps(*trainer, options, 2, outcome);
     const plan::Copy down{leaving().what, Tier::device, Tier::host};
-    const Bytes before = trainer->actions().moved(down);
+    const Bytes before = trainer->engine().actions().moved(down);
     const double first = trainer->evaluate(other.tokens()).loss;
-    EXPECT_EQ(trainer->actions().moved(down), before);
+    EXPECT_EQ(trainer->engine().actions().moved(down), before);
     other.steps(*trainer, options, 1, outcome);
     EXPECT_NE(trainer->evaluate(other.tokens()).loss, first);
     return first;
@@ -222,7 +222,7 @@ TEST_P(Activations, MayBeElsewhereWhereARunResumes) {
   {
     const auto trainer = other.make(options, run);
     other.steps(*trainer, options, 3, outcome);
-    trainer->commit();
+    trainer->cycle().commit();
     EXPECT_TRUE(std::filesystem::exists(file));
   }
   // They are nothing to resume from: the file goes with the process that wrote it.
@@ -248,11 +248,12 @@ TEST_P(Activations, MoveWhatTheFormulasSay) {
     Outcome outcome;
     constexpr std::uint64_t kSteps = 3;
     other.steps(*trainer, options, kSteps, outcome);
-    const auto [link, disk] = leaving().traffic(trainer->workload(), trainer->placement());
+    const auto [link, disk] =
+        leaving().traffic(trainer->engine().workload(), trainer->engine().placement());
     const auto expect_moved = [&](Tier from, Tier to, Bytes bytes) {
       const plan::Copy copy{leaving().what, from, to};
-      EXPECT_EQ(trainer->actions().moved(copy), bytes * kSteps);
-      EXPECT_EQ(plan::bytes_moved(trainer->step_plan(), copy), bytes);
+      EXPECT_EQ(trainer->engine().actions().moved(copy), bytes * kSteps);
+      EXPECT_EQ(plan::bytes_moved(trainer->cycle().lists().step_plan(), copy), bytes);
     };
     expect_moved(Tier::device, Tier::host, link);
     expect_moved(Tier::host, Tier::device, link);
@@ -294,12 +295,12 @@ TEST(BoundaryMemory, MoreBoundariesThanTheDeviceHoldsTrainInItsBudget) {
     options.activations = config::StateHome::automatic;
     options.device_memory = budget;
     const auto trainer = harness.make(options, harness.new_run());
-    EXPECT_TRUE(trainer->placement().any_output(Tier::host));
+    EXPECT_TRUE(trainer->engine().placement().any_output(Tier::host));
     Outcome outcome;
     harness.steps(*trainer, options, 2, outcome);
     harness.finish(*trainer, outcome);
     EXPECT_EQ(outcome, device);
-    EXPECT_LE(trainer->backend().usage(offload::MemoryKind::device).high_water, budget);
+    EXPECT_LE(trainer->engine().backend().usage(offload::MemoryKind::device).high_water, budget);
   }
 }
 
@@ -332,13 +333,13 @@ TEST(SavedActivationsMemory, WhatTheDeviceCannotKeepTrainsInItsBudget) {
                                             std::pair{config::Checkpointing::nvme, Tier::nvme}}) {
     options.checkpointing = checkpointing;
     const auto trainer = harness.make(options, harness.new_run());
-    EXPECT_EQ(trainer->placement().blocks[1].saved, home);
-    EXPECT_EQ(trainer->placement().blocks[6].saved, Tier::device);
+    EXPECT_EQ(trainer->engine().placement().blocks[1].saved, home);
+    EXPECT_EQ(trainer->engine().placement().blocks[6].saved, Tier::device);
     Outcome outcome;
     harness.steps(*trainer, options, 2, outcome);
     harness.finish(*trainer, outcome);
     EXPECT_EQ(outcome, recomputed);
-    EXPECT_LE(trainer->backend().usage(offload::MemoryKind::device).high_water,
+    EXPECT_LE(trainer->engine().backend().usage(offload::MemoryKind::device).high_water,
               *options.device_memory);
   }
 }

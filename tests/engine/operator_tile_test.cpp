@@ -135,7 +135,7 @@ TEST(OperatorTile, ResumesWithTheSameBits) {
   {
     const auto trainer = harness.make(options, run);
     harness.steps(*trainer, options, 2, outcome);
-    trainer->commit();
+    trainer->cycle().commit();
   }
   const auto trainer = harness.make(options, run, true);
   harness.steps(*trainer, options, kSteps - 2, outcome);
@@ -150,7 +150,7 @@ void expect_moves_of_tiles(bool tied) {
   const auto trainer = harness.make(options, harness.new_run());
   Outcome outcome;
   harness.steps(*trainer, options, kSteps, outcome);
-  const plan::Workload& w = trainer->workload();
+  const plan::Workload& w = trainer->engine().workload();
   std::uint64_t up = 0;
   std::uint64_t down = 0;
   for (std::uint32_t b = 1; b < w.blocks.size(); ++b) {
@@ -165,9 +165,10 @@ void expect_moves_of_tiles(bool tied) {
   const std::uint64_t vectors = w.blocks[0].padded_parameters.value();
   const std::uint64_t rounds = kSteps * 2;
   // The vectors go up after each of their updates, of which the last is still due.
-  EXPECT_EQ(trainer->actions().moved(plan::kUploadParams).value(),
+  EXPECT_EQ(trainer->engine().actions().moved(plan::kUploadParams).value(),
             2 * (rounds * up + (kSteps - 1) * vectors));
-  EXPECT_EQ(trainer->actions().moved(plan::kDownloadGrads).value(), 2 * rounds * (down + vectors));
+  EXPECT_EQ(trainer->engine().actions().moved(plan::kDownloadGrads).value(),
+            2 * rounds * (down + vectors));
 }
 
 TEST(OperatorTile, MovesEachTileThreeTimesARoundAndItsGradientOnce) {
@@ -183,7 +184,7 @@ TEST(OperatorTile, BackendHoldsExactlyWhatThePlanLists) {
       config::TrainOptions options = tiled_options(DType::bf16);
       options.state_home = home;
       const auto trainer = harness.make(options, harness.new_run());
-      const auto constants = Bytes{trainer->workload().constant_bytes};
+      const auto constants = Bytes{trainer->engine().workload().constant_bytes};
       EXPECT_GT(constants, Bytes{});
       expect_memory_as_planned(*trainer);
     }
@@ -221,7 +222,7 @@ TEST(OperatorTile, ADeviceOfAQuarterOfTheLargestMatrixTrainsWithTheSameBits) {
   const auto trainer = harness.make(options, harness.new_run());
   Outcome streamed;
   harness.steps(*trainer, options, kSteps, streamed);
-  EXPECT_LE(trainer->backend().usage(offload::MemoryKind::device).high_water,
+  EXPECT_LE(trainer->engine().backend().usage(offload::MemoryKind::device).high_water,
             *options.device_memory);
   harness.finish(*trainer, streamed);
   EXPECT_EQ(streamed, resident);

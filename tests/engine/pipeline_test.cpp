@@ -118,7 +118,7 @@ void each_stage(RanksHarness& harness, const Job& job,
     store.directories = {run / std::to_string(rank.stage())};
     std::filesystem::create_directories(store.directories[0]);
     const auto trainer = harness.make_rank(options, store, rank);
-    trainer->initialize(model::RandomInitializer(harness.config(), trainer->layout(), 1));
+    trainer->cycle().initialize(model::RandomInitializer(harness.config(), trainer->layout(), 1));
     visit(rank, *trainer);
   });
 }
@@ -150,12 +150,12 @@ TEST(Pipelines, SaveEachBoundaryThatABackwardReadsOnce) {
   each_stage(harness, job, [&](const RankOfJob& rank, Trainer& trainer) {
     Outcome outcome;
     harness.steps(trainer, options_of_job(job), 2, outcome);
-    const OpActions& actions = trainer.actions();
+    const OpActions& actions = trainer.engine().actions();
     saved[rank.stage()] = actions.moved(plan::kSaveBoundary);
     loaded[rank.stage()] = actions.moved(plan::kLoadBoundary);
     spilled[rank.stage()] = actions.moved(plan::kSpillBoundary);
     fetched[rank.stage()] = actions.moved(plan::kFetchBoundary);
-    if (rank.stage() == 0) one = trainer.workload().boundary_bytes;
+    if (rank.stage() == 0) one = trainer.engine().workload().boundary_bytes;
   });
   const auto sum = [](const std::vector<Bytes>& of) { return of[0] + of[1] + of[2]; };
   constexpr std::uint64_t kTimes = 2ULL * kMicroBatches * 4;

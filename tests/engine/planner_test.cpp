@@ -138,7 +138,7 @@ class PlanOnPaper : public testing::TestWithParam<GridCase> {
     replicas.index = place.replica();
     FoundMachine machine(trained.plan);
     RankGroups on_paper(place);
-    return plan_rank(config_, options, replicas, StageCut::chosen, machine, on_paper,
+    return plan_rank(config_, options, replicas, StageLayers::chosen, machine, on_paper,
                      [](const std::string&) {});
   }
 

@@ -13,7 +13,7 @@
 #include "comm/device_communicator.hpp"
 #include "comm/threads/thread_group.hpp"
 #include "runtime/base/cuda_library_directories.hpp"
-#include "runtime/engine/prepare/stage_cut.hpp"
+#include "runtime/engine/prepare/stage_layers.hpp"
 #include "runtime/engine/ranks/rank_agreement.hpp"
 #include "runtime/engine/ranks/rank_groups.hpp"
 #include "runtime/engine/run/reader.hpp"
@@ -154,12 +154,12 @@ class RanksHarness : public TrainingHarness {
       RankOfJob self(job, communicator, options);
       const auto trainer = make_rank(options, all.saved.stores[rank], self);
       if (job.from != nullptr) {
-        trainer->adopt(SavedState(job.from->shape, job.from->stores));
+        trainer->cycle().adopt(SavedState(job.from->shape, job.from->stores));
       } else if (!job.from_run.empty()) {
-        trainer->adopt(RunReader(job.from_run).saved());
+        trainer->cycle().adopt(RunReader(job.from_run).saved());
       } else {
         const model::ModelLayout whole = model::make_layout(config(), options.operator_tile);
-        trainer->initialize(model::RandomInitializer(config(), whole, options.seed));
+        trainer->cycle().initialize(model::RandomInitializer(config(), whole, options.seed));
       }
       Outcome& mine = outcomes[rank];
       steps(*trainer, options, job.steps - 1, mine);
@@ -174,7 +174,7 @@ class RanksHarness : public TrainingHarness {
       const Bytes sums = Bytes{groups.gpu(Group::job) ? 0 : trainer_sums(*trainer, grid)};
       if (job.steps > 0) steps(*trainer, options, 1, mine);
       all.sent[rank] = sent() - before - sums;
-      const plan::StepPlan& plan = trainer->step_plan();
+      const plan::StepPlan& plan = trainer->cycle().lists().step_plan();
       all.planned[rank] = sent_in(plan, Group::replicas) + sent_in(plan, Group::stages) +
                           sent_in(plan, Group::tensor);
       all.sent_on_node[rank] = groups.sent(Group::node) - before_on_node;
@@ -213,16 +213,17 @@ class RanksHarness : public TrainingHarness {
                                                    RankOfJob& rank,
                                                    Start start = Start::anew) const {
     ModelRuntime model = make_model_runtime(config(), options, products);
-    EngineSetup setup;
-    setup.config = config();
-    setup.options = options;
-    setup.budgets = {1_GiB, 1_GiB, 1_GiB};
-    setup.workload = of_stage(make_workload(config(), *model.transformer, options, rank.of_stage()),
-                              options, rank.stage());
-    setup.placement = place(config(), options, setup.workload, setup.budgets);
-    setup.store_options = store;
-    setup.start = start;
-    setup.ranks = &rank.groups();
+    const plan::Budgets budgets{1_GiB, 1_GiB, 1_GiB};
+    const plan::Workload workload =
+        of_stage(make_workload(config(), *model.transformer, options, rank.of_stage()), options,
+                 rank.stage());
+    const EngineSetup setup{.work = {.config = config(),
+                                     .options = options,
+                                     .workload = workload,
+                                     .budgets = budgets,
+                                     .placement = place(config(), options, workload, budgets)},
+                            .store = {.options = store, .start = start},
+                            .ranks = &rank.groups()};
     return std::make_unique<Trainer>(setup, std::move(model));
   }
 
@@ -240,8 +241,8 @@ class RanksHarness : public TrainingHarness {
   /// Returns the bytes of the sums that a rank gives the others after a step: its losses and leaves
   /// to its replicas, then a number for each block and the loss to other stages.
   static std::uint64_t trainer_sums(const Trainer& trainer, const plan::Grid& grid) {
-    const plan::Workload& w = trainer.workload();
-    const plan::Pools pools = plan::make_pools(w, trainer.placement());
+    const plan::Workload& w = trainer.engine().workload();
+    const plan::Pools pools = plan::make_pools(w, trainer.engine().placement());
     const Bytes leaves = pools[static_cast<std::size_t>(plan::PoolKind::host_leaves)].bytes();
     const std::uint64_t of_blocks = (w.blocks.size() + 1) * sizeof(double);
     return leaves.value() * (grid.replicas - 1) + of_blocks * (grid.stages - 1 + (grid.tensor - 1));
@@ -263,12 +264,12 @@ class RanksHarness : public TrainingHarness {
   /// Returns the masters of the model's parameters, without padding; zero where another rank has
   /// them.
   static std::vector<float> masters_of(Trainer& trainer) {
-    trainer.commit();
+    trainer.cycle().commit();
     std::vector<float> all;
-    const auto& blocks = trainer.workload().blocks;
+    const auto& blocks = trainer.engine().workload().blocks;
     for (std::uint32_t block = 0; block < blocks.size(); ++block) {
       std::vector<float> masters(blocks[block].padded_parameters.value());
-      if (!masters.empty()) trainer.read_masters(block, masters);
+      if (!masters.empty()) trainer.cycle().read_masters(block, masters);
       masters.resize(trainer.layout().blocks[block].parameters.value());
       all.insert(all.end(), masters.begin(), masters.end());
     }

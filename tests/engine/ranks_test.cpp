@@ -26,7 +26,7 @@ std::unique_ptr<Trainer> started(const RanksHarness& harness, const config::Trai
   std::filesystem::create_directories(store.directories[0]);
   auto trainer = harness.make_rank(options, store, rank);
   const model::ModelLayout whole = model::make_layout(harness.config());
-  trainer->initialize(model::RandomInitializer(harness.config(), whole, 1));
+  trainer->cycle().initialize(model::RandomInitializer(harness.config(), whole, 1));
   return trainer;
 }
 
@@ -138,8 +138,8 @@ TEST(RanksThatCommit, WaitUntilAllOfThemHave) {
       const auto trainer = started(harness, options, run, rank);
       ready.arrive_and_wait();
       if (!rank.groups().leads()) return self.abandon("it does not commit");
-      EXPECT_THROW(trainer->commit(), Error);
-      EXPECT_EQ(trainer->committed_step(), 0U);  // its own is made
+      EXPECT_THROW(trainer->cycle().commit(), Error);
+      EXPECT_EQ(trainer->cycle().commits().committed_step(), 0U);  // its own is made
     });
   }
 }

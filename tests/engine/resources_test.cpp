@@ -72,7 +72,7 @@ TEST(Memory, AModelWithEightTimesTheBudgetInStateTrainsInsideIt) {
   const auto trainer = harness.make(options, harness.new_run());
   Outcome outcome;
   harness.steps(*trainer, options, 3, outcome);
-  const auto usage = trainer->backend().usage(offload::MemoryKind::device);
+  const auto usage = trainer->engine().backend().usage(offload::MemoryKind::device);
   EXPECT_LE(usage.high_water, Bytes{state / 8});
   EXPECT_LT(outcome.losses[2], 5.0);
 }
@@ -99,7 +99,8 @@ TEST(Memory, TemporaryDeviceBuffersDoNotGrowWithTheNumberOfLayers) {
     TrainingHarness harness(tiny_llama(layers));
     const auto trainer = harness.make(streamed_options(), harness.new_run());
     Bytes sum;
-    for (const auto& item : plan::memory_items(trainer->workload(), trainer->placement())) {
+    for (const auto& item :
+         plan::memory_items(trainer->engine().workload(), trainer->engine().placement())) {
       if (item.tier == Tier::device && item.what != "boundary activations") sum += item.bytes;
     }
     return sum;
@@ -132,16 +133,16 @@ TEST(Memory, TheLargestFreeDeviceRangeIsTheSameAfterAThousandStepsAsAfterTwo) {
   const auto trainer = harness.make(options, harness.new_run());
   const data::Sampler sampler = harness.sampler(options);
   for (int i = 0; i < 2; ++i) trainer->step(harness.tokens(), sampler);
-  const Bytes after_two = largest_free_range(trainer->backend());
+  const Bytes after_two = largest_free_range(trainer->engine().backend());
   EXPECT_GT(after_two, 1_MiB);
   for (int i = 2; i < 1000; ++i) trainer->step(harness.tokens(), sampler);
-  EXPECT_EQ(largest_free_range(trainer->backend()), after_two);
+  EXPECT_EQ(largest_free_range(trainer->engine().backend()), after_two);
 }
 
 /// What a step reads for the one after it.
 Bytes read_ahead(const Trainer& trainer) {
   Bytes sum;
-  for (const plan::Op& op : trainer.step_plan().ops) {
+  for (const plan::Op& op : trainer.cycle().lists().step_plan().ops) {
     if (is_copy(op, plan::kReadState) && !op.if_pending) sum += op.bytes;
   }
   return sum;
@@ -154,24 +155,26 @@ TEST(Traffic, CountersEqualTheFormulas) {
   Outcome outcome;
   constexpr std::uint64_t kSteps = 4;
   harness.steps(*trainer, options, kSteps, outcome);
-  const plan::Workload& w = trainer->workload();
+  const plan::Workload& w = trainer->engine().workload();
   const std::uint64_t all = padded_parameters(w);
   const std::uint64_t embedding = w.blocks.front().padded_parameters.value();
   const std::uint64_t head = w.blocks.back().padded_parameters.value();
   // Layers are visited forward and backward, the tied embedding forward and at the head, the head
   // once; 4 bytes an element, twice for the two rounds.
   const std::uint64_t visits = 2 * (all - embedding - head) + 2 * embedding + head;
-  EXPECT_EQ(trainer->actions().moved(plan::kUploadParams).value(), kSteps * 2 * 4 * visits);
-  EXPECT_EQ(trainer->actions().moved(plan::kDownloadGrads).value(), kSteps * 2 * 4 * all);
+  EXPECT_EQ(trainer->engine().actions().moved(plan::kUploadParams).value(),
+            kSteps * 2 * 4 * visits);
+  EXPECT_EQ(trainer->engine().actions().moved(plan::kDownloadGrads).value(), kSteps * 2 * 4 * all);
   // The update of step n runs in step n + 1: fp32 state is 12 bytes each way.
   // What it reads first, the step before has read ahead.
   const std::uint64_t ahead = read_ahead(*trainer).value();
   EXPECT_GT(ahead, 0U);
-  EXPECT_EQ(trainer->actions().moved(plan::kReadState).value(), (kSteps - 1) * 12 * all + ahead);
-  EXPECT_EQ(trainer->actions().moved(plan::kWriteState).value(), (kSteps - 1) * 12 * all);
+  EXPECT_EQ(trainer->engine().actions().moved(plan::kReadState).value(),
+            (kSteps - 1) * 12 * all + ahead);
+  EXPECT_EQ(trainer->engine().actions().moved(plan::kWriteState).value(), (kSteps - 1) * 12 * all);
   for (const plan::Copy& kind : {plan::kUploadParams, plan::kDownloadGrads}) {
-    EXPECT_EQ(trainer->actions().moved(kind),
-              plan::bytes_moved(trainer->step_plan(), kind) * kSteps);
+    EXPECT_EQ(trainer->engine().actions().moved(kind),
+              plan::bytes_moved(trainer->cycle().lists().step_plan(), kind) * kSteps);
   }
 }
 
@@ -180,12 +183,12 @@ TEST(Traffic, RoundsSummedOnTheDeviceLeaveItOnce) {
   config::TrainOptions options = streamed_options();
   options.gradient_sums = config::SumsHome::device;
   const auto trainer = harness.make(options, harness.new_run());
-  ASSERT_GT(trainer->workload().rounds, 1U);
+  ASSERT_GT(trainer->engine().workload().rounds, 1U);
   Outcome outcome;
   constexpr std::uint64_t kSteps = 3;
   harness.steps(*trainer, options, kSteps, outcome);
-  EXPECT_EQ(trainer->actions().moved(plan::kDownloadGrads).value(),
-            kSteps * 4 * padded_parameters(trainer->workload()));
+  EXPECT_EQ(trainer->engine().actions().moved(plan::kDownloadGrads).value(),
+            kSteps * 4 * padded_parameters(trainer->engine().workload()));
 }
 
 TEST(Traffic, OfStateOnDiskIsThatOfItsFormat) {
@@ -204,15 +207,15 @@ TEST(Traffic, OfStateOnDiskIsThatOfItsFormat) {
     const auto trainer = harness.make(options, harness.new_run());
     Outcome outcome;
     harness.steps(*trainer, options, 3, outcome);
-    const auto all = static_cast<double>(padded_parameters(trainer->workload()));
+    const auto all = static_cast<double>(padded_parameters(trainer->engine().workload()));
     // Scales fill whole pages.
     const double exact = format == StateFormat::int8 ? 0.5 * all : 0;
-    const plan::StepPlan& plan = trainer->step_plan();
+    const plan::StepPlan& plan = trainer->cycle().lists().step_plan();
     const Bytes in_a_step = plan::bytes_moved(plan, plan::kReadState);
     const Bytes out_of_a_step = plan::bytes_moved(plan, plan::kWriteState);
     EXPECT_NEAR(static_cast<double>(in_a_step.value()), read * all, exact);
     EXPECT_NEAR(static_cast<double>(out_of_a_step.value()), written * all, exact);
-    const OpActions& actions = trainer->actions();
+    const OpActions& actions = trainer->engine().actions();
     EXPECT_EQ(actions.moved(plan::kReadState), in_a_step * 2U + read_ahead(*trainer));
     EXPECT_EQ(actions.moved(plan::kWriteState), out_of_a_step * 2U);
   }
@@ -226,8 +229,9 @@ TEST(Traffic, ResidentParametersMoveUpOncePerUpdate) {
   const auto trainer = harness.make(options, harness.new_run());
   Outcome outcome;
   harness.steps(*trainer, options, 4, outcome);
-  EXPECT_EQ(trainer->actions().moved(plan::kUploadParams).value(),
-            3 * 4 * padded_parameters(trainer->workload()));  // the fourth update is pending
+  EXPECT_EQ(
+      trainer->engine().actions().moved(plan::kUploadParams).value(),
+      3 * 4 * padded_parameters(trainer->engine().workload()));  // the fourth update is pending
 }
 
 TEST(Commits, LeftOutTakeNoDiskForStateInMemoryAndChangeNoBit) {
@@ -245,14 +249,15 @@ TEST(Commits, LeftOutTakeNoDiskForStateInMemoryAndChangeNoBit) {
     harness.steps(*trainer, options, 3, outcome);
     harness.finish(*trainer, outcome);
     EXPECT_EQ(outcome, committed);
-    EXPECT_FALSE(trainer->store().committed().has_value());
-    const auto items = plan::memory_items(trainer->workload(), trainer->placement());
+    EXPECT_FALSE(trainer->engine().store()->committed().has_value());
+    const auto items =
+        plan::memory_items(trainer->engine().workload(), trainer->engine().placement());
     const bool on_disk = home == config::StateHome::nvme;
     EXPECT_EQ(plan::total(items, Tier::nvme) > Bytes{}, on_disk);
-    EXPECT_EQ(trainer->store().counters().written > Bytes{}, on_disk);
+    EXPECT_EQ(trainer->engine().store()->counters().written > Bytes{}, on_disk);
     if (on_disk) continue;
     // A tile of a store has a page at least.
-    const std::vector<Bytes>& tiles = trainer->store().layout().tiles;
+    const std::vector<Bytes>& tiles = trainer->engine().store()->layout().tiles;
     EXPECT_GT(tiles.size(), 1U);
     EXPECT_EQ(std::ranges::count(tiles, Bytes{kPageBytes}), std::ssize(tiles));
   }
@@ -280,11 +285,11 @@ TEST(Skipping, ANonFiniteGradientLeavesAllStateBitUnchangedAndIsCounted) {
   const data::Sampler sampler = harness.sampler(options);
   std::vector<float> before(trainer->layout().blocks[1].padded_parameters.value());
   std::vector<float> after = before;
-  trainer->read_masters(1, before);
+  trainer->cycle().read_masters(1, before);
   const StepResult result = trainer->step(harness.tokens(), sampler).back();
   EXPECT_TRUE(result.skipped);
-  trainer->commit();
-  trainer->read_masters(1, after);
+  trainer->cycle().commit();
+  trainer->cycle().read_masters(1, after);
   EXPECT_EQ(std::memcmp(before.data(), after.data(), before.size() * sizeof(float)), 0);
   EXPECT_EQ(trainer->state().skipped, 1U);
   EXPECT_EQ(trainer->state().updates, 0U);

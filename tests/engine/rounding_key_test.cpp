@@ -28,8 +28,8 @@ std::vector<std::vector<Element>> moments(StateFormat format, std::uint64_t seed
     const auto trainer = harness.make(options, run);
     Outcome ignored;
     harness.steps(*trainer, options, 1, ignored);
-    trainer->commit();
-    workload = trainer->workload();
+    trainer->cycle().commit();
+    workload = trainer->engine().workload();
   }
   nvme_swap::StoreOptions where;
   where.directories = state_directories(options, run);

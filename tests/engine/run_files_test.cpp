@@ -143,10 +143,10 @@ TEST(StepTrace, APlanIsOverWhenItIsRecorded) {
   const config::TrainOptions options = tiny_options();
   const auto trainer = harness.make(options, harness.new_run());
   const auto begin = std::chrono::steady_clock::now();
-  StepTrace trace(trainer->most_ops());
+  StepTrace trace(trainer->cycle().lists().most_ops());
   Outcome outcome;
   harness.steps(*trainer, options, 1, outcome);
-  trace.record(trainer->step_executor());
+  trace.record(trainer->cycle().last_step());
   const std::chrono::duration<double, std::micro> now = std::chrono::steady_clock::now() - begin;
   trace.write(scratch.path() / "trace.json");
   const auto written = nlohmann::json::parse(contents(scratch.path() / "trace.json"));

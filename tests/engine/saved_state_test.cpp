@@ -119,7 +119,7 @@ TEST(SavedStateOfRanks, IsReadThroughATileAndAWindow) {
 }
 
 /// The version is what docs/formats.md says of the first eight bytes.
-TEST(SavedPart, HasTheVersionOfWhatItTells) {
+TEST(SavedRank, HasTheVersionOfWhatItTells) {
   plan::Workload workload;
   const auto version = [&workload] {
     std::vector<std::byte> record;
@@ -137,7 +137,7 @@ TEST(SavedPart, HasTheVersionOfWhatItTells) {
 }
 
 /// Two stages of one replica, whose matrices two ranks share.
-TEST(SavedPart, OfAStageOrAPartBeyondTheLastIsRefused) {
+TEST(SavedRank, OfAStageOrAPartBeyondTheLastIsRefused) {
   plan::Workload workload;
   workload.stage.count = workload.tensor.count = 2;
   workload.stage.chunks = {{.first = 3, .end = 5}};
@@ -146,7 +146,7 @@ TEST(SavedPart, OfAStageOrAPartBeyondTheLastIsRefused) {
     workload.tensor.index = part;
     std::vector<std::byte> record;
     encode(TrainingState{}, workload, record);
-    return decode_part(record).rank;
+    return decode_rank(record).rank;
   };
   EXPECT_EQ(rank_of(1, 1), 3U);
   EXPECT_THROW(rank_of(2, 0), Error);

@@ -48,55 +48,61 @@ using Ages = std::vector<std::uint32_t>;
 
 /// One rank without a pipeline. Its plans know one version of the weights, in host memory; whoever
 /// runs them exchanges it, block by block.
-class WeightsByHand : public StepCycle {
+class WeightsByHand {
  public:
   WeightsByHand(const EngineSetup& setup, ModelRuntime model, Ages ages)
-      : StepCycle(setup, std::move(model)), ages_(std::move(ages)) {
-    state_.loss_scale =
-        config::initial_loss_scale(options().loss_scale, options().compute == DType::fp16);
+      : model_(std::move(model)), engine_(setup, model_), ages_(std::move(ages)) {
+    const config::TrainOptions& options = engine_.options();
+    cycle_.state().loss_scale =
+        config::initial_loss_scale(options.loss_scale, options.compute == DType::fp16);
   }
 
-  [[nodiscard]] const model::ModelLayout& layout() const { return model().transformer->layout(); }
+  [[nodiscard]] const model::ModelLayout& layout() const { return model_.transformer->layout(); }
+  [[nodiscard]] const StepEngine& engine() const { return engine_; }
+  [[nodiscard]] StepCycle& cycle() { return cycle_; }
 
   /// W(t + 1) = W(t) - update of the gradient on W(t - age).
   StepResult step(const data::TokenFile& tokens, const data::Sampler& sampler) {
-    const std::span<std::byte> weights =
-        engine().memory().all_host(plan::PoolKind::host_parameters);
+    const std::span<std::byte> weights = engine_.memory().all_host(plan::PoolKind::host_parameters);
     kept_.emplace_back(weights.begin(), weights.end());
-    const auto blocks = static_cast<std::uint32_t>(workload().blocks.size());
+    const auto blocks = static_cast<std::uint32_t>(engine_.workload().blocks.size());
     for (std::uint32_t block = 0; block < blocks; ++block) {
       const auto of_block =
-          engine().memory().host(slots().tiles_of(plan::PoolKind::host_parameters, block));
+          engine_.memory().host(engine_.slots().tiles_of(plan::PoolKind::host_parameters, block));
       const std::size_t age = std::min<std::size_t>(ages_[block], kept_.size() - 1);
       const auto first = of_block.data() - weights.data();
       std::copy_n(kept_[kept_.size() - 1 - age].begin() + first, of_block.size(), of_block.begin());
     }
-    const std::uint32_t rounds = workload().rounds;
+    const std::uint32_t rounds = engine_.workload().rounds;
     for (std::uint32_t round = 0; round < rounds; ++round) {
-      data::read_window(tokens, sampler.first_token(state_.cursor++), engine().batch(round), 0);
+      data::read_window(tokens, sampler.first_token(cycle_.state().cursor++), engine_.batch(round),
+                        0);
     }
     StepResult result;
-    result.tokens = plan::tokens_of_step(workload());
-    result.scale = state_.loss_scale.scale;
-    engine().actions().decisions().loss_gradient_scale =
+    result.tokens = plan::tokens_of_step(engine_.workload());
+    result.scale = cycle_.state().loss_scale.scale;
+    engine_.actions().decisions().loss_gradient_scale =
         static_cast<float>(result.scale / static_cast<double>(result.tokens));
-    run_step();  // no update is pending
+    cycle_.run_step();  // no update is pending
     std::ranges::copy(kept_.back(), weights.begin());
-    const auto losses = engine().losses();
+    const auto losses = engine_.losses();
     result.loss =
         std::accumulate(losses.begin(), losses.end(), 0.0) / static_cast<double>(result.tokens);
     double squares = 0;
     for (std::uint32_t block = 0; block < blocks; ++block) {
-      squares += cpu_adam::sum_leaves(norm_leaves(block));
+      squares += cpu_adam::sum_leaves(engine_.norm_leaves(block));
     }
     result.grad_norm = std::sqrt(squares) / result.scale;
-    result.step = ++state_.step;
-    decide_update(options(), state_, result, pending_);
-    flush(Commits::no);
+    result.step = ++cycle_.state().step;
+    decide_update(engine_.options(), cycle_.state(), result, cycle_.update());
+    cycle_.flush(Commit::no);
     return result;
   }
 
  private:
+  ModelRuntime model_;
+  StepEngine engine_;
+  StepCycle cycle_{engine_};
   const Ages ages_;
   std::vector<std::vector<std::byte>> kept_;  // by update
 };
@@ -113,15 +119,17 @@ class StaleHarness : public RanksHarness {
     options.residency = config::Residency::none;
     options.commits = false;
     ModelRuntime model = make_model_runtime(config(), options, products);
-    EngineSetup setup;
-    setup.config = config();
-    setup.options = options;
-    setup.budgets = {1_GiB, 1_GiB, 1_GiB};
-    setup.workload = make_workload(config(), *model.transformer, options, in_fixed_order());
-    setup.placement = place(config(), options, setup.workload, setup.budgets);
-    Ages ages(setup.workload.blocks.size(), 1);
+    const plan::Budgets budgets{1_GiB, 1_GiB, 1_GiB};
+    const plan::Workload workload =
+        make_workload(config(), *model.transformer, options, in_fixed_order());
+    const EngineSetup setup{.work = {.config = config(),
+                                     .options = options,
+                                     .workload = workload,
+                                     .budgets = budgets,
+                                     .placement = place(config(), options, workload, budgets)}};
+    Ages ages(workload.blocks.size(), 1);
     if (stages > 0) {
-      const auto parts = plan::cut_layers(setup.workload, {.stages = stages});
+      const auto parts = plan::cut_layers(workload, {.stages = stages});
       for (std::uint32_t stage = 0; stage < stages; ++stage) {
         for (std::uint32_t b = parts[stage].first; b < parts[stage].end; ++b) {
           ages[b] = stages - 1 - stage;
@@ -129,7 +137,7 @@ class StaleHarness : public RanksHarness {
       }
     }
     WeightsByHand one(setup, std::move(model), std::move(ages));
-    one.initialize(model::RandomInitializer(config(), one.layout(), options.seed));
+    one.cycle().initialize(model::RandomInitializer(config(), one.layout(), options.seed));
     const data::Sampler sampler = this->sampler(options);
     Outcome outcome;
     for (int i = 0; i < kStaleSteps; ++i) {
@@ -139,8 +147,8 @@ class StaleHarness : public RanksHarness {
     }
     const auto& blocks = one.layout().blocks;
     for (std::uint32_t block = 0; block < blocks.size(); ++block) {
-      std::vector<float> masters(one.workload().blocks[block].padded_parameters.value());
-      one.read_masters(block, masters);
+      std::vector<float> masters(one.engine().workload().blocks[block].padded_parameters.value());
+      one.cycle().read_masters(block, masters);
       masters.resize(blocks[block].parameters.value());
       outcome.masters.insert(outcome.masters.end(), masters.begin(), masters.end());
     }
@@ -314,7 +322,7 @@ Told told_by(RanksHarness& harness, const PipelineOptions& pipeline, std::uint64
     store.directories = {run / std::to_string(rank.stage())};
     std::filesystem::create_directories(store.directories[0]);
     const auto trainer = harness.make_rank(options, store, rank);
-    trainer->initialize(model::RandomInitializer(harness.config(), trainer->layout(), 1));
+    trainer->cycle().initialize(model::RandomInitializer(harness.config(), trainer->layout(), 1));
     const data::Sampler sampler = harness.sampler(options);
     for (int i = 0; i < kStaleSteps; ++i) {
       const auto results = trainer->step(harness.tokens(), sampler);
@@ -340,7 +348,7 @@ TEST(StaleWeights, SurviveWhatIsDoneBetweenSteps) {
   seldom.meet_every = 4;
   for (const PipelineOptions& pipeline : {two_buffered(2), stashing(4), seldom}) {
     const std::vector<double> losses = losses_of(harness, pipeline, [](Trainer&) {});
-    EXPECT_EQ(losses_of(harness, pipeline, [](Trainer& t) { t.commit(); }), losses);
+    EXPECT_EQ(losses_of(harness, pipeline, [](Trainer& t) { t.cycle().commit(); }), losses);
     EXPECT_EQ(losses_of(harness, pipeline, [&](Trainer& t) { (void)t.evaluate(harness.tokens()); }),
               losses);
   }

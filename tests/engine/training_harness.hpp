@@ -169,16 +169,17 @@ class TrainingHarness {
     for (const auto& directory : store.directories) {
       std::filesystem::create_directories(directory);
     }
-    const EngineSetup setup{.config = config_,
-                            .options = options,
-                            .workload = workload,
-                            .budgets = budgets,
-                            .placement = placement,
-                            .store_options = store,
-                            .start = resume ? Start::resumed : Start::anew};
+    const EngineSetup setup{
+        .work = {.config = config_,
+                 .options = options,
+                 .workload = workload,
+                 .budgets = budgets,
+                 .placement = placement},
+        .store = {.options = store, .start = resume ? Start::resumed : Start::anew}};
     auto trainer = std::make_unique<Trainer>(setup, std::move(model));
     if (!resume) {
-      trainer->initialize(model::RandomInitializer(config_, trainer->layout(), options.seed));
+      trainer->cycle().initialize(
+          model::RandomInitializer(config_, trainer->layout(), options.seed));
     }
     return trainer;
   }
@@ -199,11 +200,11 @@ class TrainingHarness {
   }
 
   void finish(Trainer& trainer, Outcome& outcome) const {
-    trainer.commit();
+    trainer.cycle().commit();
     const auto& blocks = trainer.layout().blocks;
     for (std::uint32_t block = 0; block < blocks.size(); ++block) {
       std::vector<float> masters(blocks[block].padded_parameters.value());
-      trainer.read_masters(block, masters);
+      trainer.cycle().read_masters(block, masters);
       outcome.masters.insert(outcome.masters.end(), masters.begin(), masters.end());
     }
   }

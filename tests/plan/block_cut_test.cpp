@@ -57,7 +57,7 @@ TEST(BlockCut, OfAnyBlockIsFoundIfAStepCanRunIt) {
   for (const std::uint32_t rounds : {1U, 3U}) {
     for (const bool tiled : {false, true}) {
       workload.rounds = rounds;
-      workload.tiled = tiled;
+      workload.operator_tiles = tiled;
       for (std::uint32_t b = 0; b < 4; ++b) workload.blocks[b].layer = b;
       std::vector<BlockCut> plain;
       for (const Tier parameters : kTiers) {

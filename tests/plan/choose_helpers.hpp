@@ -73,7 +73,8 @@ inline void expect_honoured(const Workload& workload, const Placement& placement
                                : summed                    ? Tier::device
                                                            : Tier::host);
     // The vectors of tiles, and the head, make no output that waits.
-    const bool ends = workload.layer_of(b) == workload.head_layer() || (workload.tiled && b == 0);
+    const bool ends =
+        workload.layer_of(b) == workload.head_layer() || (workload.operator_tiles && b == 0);
     EXPECT_EQ(block.output, ends ? Tier::device : request.activations.value_or(block.output));
   }
 }

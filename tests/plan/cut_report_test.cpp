@@ -91,7 +91,7 @@ TEST(CutReportProperty, CoversEveryBlockOnceAndStaysWithinTheRequest) {
     SCOPED_TRACE(i);
     const Workload workload = i % 3 == 0 ? cases.tiled_workload() : cases.workload();
     PlacementRequest request = random_request(cases);
-    if (workload.tiled) request.resident.reset();
+    if (workload.operator_tiles) request.resident.reset();
     const auto [step, cuts] = reported(workload, kUnlimited, request);
     std::uint32_t blocks = 0;
     Bytes link;

@@ -134,7 +134,7 @@ Question any_question(RandomCases& cases) {
   Question q;
   q.workload = cases.maybe() ? cases.tiled_workload() : cases.workload();
   q.request = random_request(cases);
-  if (q.workload.tiled) q.request.resident.reset();  // the vectors always are
+  if (q.workload.operator_tiles) q.request.resident.reset();  // the vectors always are
   for (const Tier tier : {Tier::device, Tier::host}) {
     const Bytes least = shortage_with_nothing(q.workload, q.request, tier).needed;
     budget_of(q.budgets, tier) = least * cases.between(100, 300) / 100U;
@@ -201,7 +201,7 @@ std::vector<PlacementRequest> every_request(const Question& q) {
     PlacementRequest each = q.request;
     const bool closed = (sums > 0 && (each.sums || q.workload.rounds == 1)) ||
                         (residency > 0 && each.resident) || (saved > 0 && each.keep) ||
-                        (saved > 2 && (q.workload.tiled || q.machine.cpu_shares_gpu)) ||
+                        (saved > 2 && (q.workload.operator_tiles || q.machine.cpu_shares_gpu)) ||
                         (activations > 0 && each.activations) ||
                         (state > 0 && (each.state || q.machine.gpu_update == 0));
     if (closed) continue;

@@ -59,13 +59,13 @@ class Meaning {
     return {ValueKind::state, op_.kind == OpKind::commit ? 0 : op_.tile, 0, 0, part};
   }
   [[nodiscard]] std::uint32_t layer() const {
-    return w_.tiled ? w_.blocks[op_.block].layer : op_.block;
+    return w_.operator_tiles ? w_.blocks[op_.block].layer : op_.block;
   }
   [[nodiscard]] std::uint32_t first() const {
-    return w_.tiled ? w_.first_block(layer()) : op_.block;
+    return w_.operator_tiles ? w_.first_block(layer()) : op_.block;
   }
   [[nodiscard]] std::uint32_t tiles_of(std::uint32_t layer) const {
-    if (!w_.tiled) return 1;
+    if (!w_.operator_tiles) return 1;
     std::uint32_t count = 0;
     for (std::size_t b = 1; b < w_.blocks.size(); ++b) count += w_.blocks[b].layer == layer;
     return count;
@@ -128,7 +128,7 @@ class Meaning {
   }
   void parameters() {
     reads(weights_of(op_.block));
-    if (w_.tiled) reads({ValueKind::parameters, 0});
+    if (w_.operator_tiles) reads({ValueKind::parameters, 0});
   }
   void input() { reads(here(ValueKind::boundary, layer() - 1, tiles_of(layer() - 1) - 1)); }
   void scratch() { writes({}); }
@@ -144,7 +144,7 @@ class Meaning {
     writes(here(ValueKind::between_tiles, layer, part()));
   }
   void sum_vectors() {
-    if (w_.tiled && op_.block > 0) writes({ValueKind::gradient_sum});
+    if (w_.operator_tiles && op_.block > 0) writes({ValueKind::gradient_sum});
   }
 
   void forward() {
@@ -157,7 +157,7 @@ class Meaning {
       if (part() == 0) writes(here(ValueKind::tokens, 0));
     }
     if (!again) writes(here(ValueKind::boundary, layer(), part()));
-    const bool saves = w_.tiled ? layer() > 0 : kept() && training_;
+    const bool saves = w_.operator_tiles ? layer() > 0 : kept() && training_;
     if (saves && part() > 0) reads(here(ValueKind::saved, layer(), part() - 1));
     if (saves) writes(here(ValueKind::saved, layer(), part()));
     scratch();
@@ -167,7 +167,7 @@ class Meaning {
     if (layer() > 0) {
       parameters();
       input();
-      if (kept() || w_.tiled) {
+      if (kept() || w_.operator_tiles) {
         std::uint32_t last = tiles_of(layer()) - 1;
         while (!kept() && !w_.blocks[first() + last].feeds_backward) --last;
         reads(here(ValueKind::saved, layer(), last));
@@ -175,7 +175,7 @@ class Meaning {
         writes(here(ValueKind::saved, layer()));
         writes(here(ValueKind::boundary, layer()));
       }
-      if (w_.tiled) go_on_from_the_tile_behind(layer());
+      if (w_.operator_tiles) go_on_from_the_tile_behind(layer());
       sum_vectors();
     } else {
       reads(here(ValueKind::tokens, 0));
@@ -190,7 +190,7 @@ class Meaning {
   /// A tied head in tiles has no blocks: the embedding's make the loss, and what that adds to their
   /// gradients is summed apart. Another tied head does the same with block 0 beside its own.
   void loss() {
-    const bool alone = !w_.tied_head || !w_.tiled;
+    const bool alone = !w_.tied_head || !w_.operator_tiles;
     const std::uint32_t head = alone ? layer() : w_.blocks.back().layer + 1;
     const std::uint32_t tied = alone ? 0 : op_.block;
     parameters();
@@ -198,15 +198,15 @@ class Meaning {
     reads(here(ValueKind::boundary, head - 1, tiles_of(head - 1) - 1));
     reads(here(ValueKind::tokens, 0));
     if (!w_.runs(0)) writes(here(ValueKind::tokens, 0));
-    const bool scans = w_.tiled && !with_gradient;
+    const bool scans = w_.operator_tiles && !with_gradient;
     if (scans) {
       if (part() > 0) reads(here(ValueKind::scanned, head, part() - 1));
       writes(here(ValueKind::scanned, head, part()));
-    } else if (w_.tiled) {
+    } else if (w_.operator_tiles) {
       if (part() + 1 == tiles_of(layer())) reads(here(ValueKind::scanned, head, part()));
       go_on_from_the_tile_behind(head);
     }
-    if (scans || !w_.tiled) writes(here(ValueKind::loss, 0));
+    if (scans || !w_.operator_tiles) writes(here(ValueKind::loss, 0));
     scratch();
     if (!with_gradient) return;
     writes(here(ValueKind::boundary_gradient, head - 1));
@@ -224,7 +224,7 @@ class Meaning {
       writes({ValueKind::total_gradient, op_.block, 0, op_.round});
     }
     if (op_.lane == Lane::cpu) return reads(own_gradient());
-    const bool vectors = w_.tiled && op_.block == 0;
+    const bool vectors = w_.operator_tiles && op_.block == 0;
     reads(vectors ? Value{ValueKind::gradient_sum}
                   : Value{ValueKind::gradient_sum, op_.block, 0, op_.round,
                           writers_of_gradient(w_, op_.block) - 1});
@@ -330,7 +330,7 @@ std::string find_wrong_meaning(const StepPlan& plan, const RunOf& run) {
         seen[{static_cast<std::uint32_t>(op.kind), op.block, op.round, op.micro_batch, op.tile}]++;
     const bool first = meaning.visit == 0;
     meaning.recomputes_tile = !first;
-    meaning.with_gradient = run.training && (!run.workload.tiled || !first);
+    meaning.with_gradient = run.training && (!run.workload.operator_tiles || !first);
     const Needs needed = meaning.of_op();
     for (const Need& need : needed) {
       if (declared.contains(need)) continue;

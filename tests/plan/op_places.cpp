@@ -121,7 +121,7 @@ std::string wrong_place(const Access& access, const RunOf& run, const std::vecto
     case PoolKind::saved_activations:
     case PoolKind::host_saved_activations:
     case PoolKind::disk_saved_activations: {
-      const std::uint32_t first = w.tiled ? w.first_block(value.of) : value.of;
+      const std::uint32_t first = w.operator_tiles ? w.first_block(value.of) : value.of;
       const bool empty = w.blocks[first].saved_bytes == Bytes{};
       const std::optional<Tier> saved = run.placement.blocks[first].saved;
       fits = at.first == place_in_flight(w, first, value) && saved &&

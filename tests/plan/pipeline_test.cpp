@@ -117,14 +117,14 @@ TEST(Pipeline, MessagesNeverWaitForThemselves) {
   for (const Pipeline& p : pipelines()) {
     SCOPED_TRACE(name(p));
     const auto passes = passes_of(p);
-    EXPECT_TRUE(ends(p, steps_of(p, passes, even_timeline(p))));
+    EXPECT_TRUE(ends(p, entries_of(p, passes, even_timeline(p))));
     std::vector<StageSeconds> seconds = even(p);
     for (StageSeconds& stage : seconds) {
       for (double& s : stage.forward) s = uneven(random);
       for (double& s : stage.backward) s = uneven(random);
     }
     for (const double message : {0.0, 0.5}) {
-      EXPECT_TRUE(ends(p, steps_of(p, passes, timeline_of(p, passes, seconds, message))));
+      EXPECT_TRUE(ends(p, entries_of(p, passes, timeline_of(p, passes, seconds, message))));
     }
   }
 }
@@ -144,7 +144,7 @@ TEST(Pipeline, AStageReceivesBeforeItRunsAndSendsAfter) {
   for (const Pipeline& p : pipelines()) {
     SCOPED_TRACE(name(p));
     const auto passes = passes_of(p);
-    const auto steps = steps_of(p, passes, even_timeline(p));
+    const auto steps = entries_of(p, passes, even_timeline(p));
     for (std::uint32_t stage = 0; stage < p.stages; ++stage) {
       std::vector<Pass> received;
       std::vector<Pass> run;

@@ -7,6 +7,7 @@
 #include "runtime/base/error.hpp"
 #include "runtime/plan/placement/pools.hpp"
 #include "runtime/plan/predict/simulator.hpp"
+#include "runtime/plan/reduction.hpp"
 #include "runtime/plan/search/choose.hpp"
 #include "tests/plan/expect_correct.hpp"
 #include "tests/plan/plan_helpers.hpp"
@@ -34,6 +35,30 @@ Bytes sent_in(const StepPlan& plan) {
     if (op.lane == Lane::net) sum += op.bytes;
   }
   return sum;
+}
+
+TEST(Reduction, GivesARankItsShardOfTheSumOrOfEachGradient) {
+  struct Case {
+    Sharding sharding;
+    SumOrder sums;
+    OpKind kind;
+    std::uint64_t shard;
+    std::uint32_t gradients;
+  };
+  const Case cases[] = {{Sharding::none, SumOrder::fast, OpKind::all_reduce, 120, 1},
+                        {Sharding::none, SumOrder::fixed, OpKind::all_gather, 120, 4},
+                        {Sharding::state, SumOrder::fast, OpKind::reduce_scatter, 30, 1},
+                        {Sharding::state, SumOrder::fixed, OpKind::all_to_all, 30, 4}};
+  for (const Case& each : cases) {
+    Workload workload;
+    workload.replicas = {.count = 4, .sharding = each.sharding, .sums = each.sums};
+    const Reduction reduction = reduction_of(workload, ElementCount{120});
+    EXPECT_EQ(reduction.kind, each.kind);
+    EXPECT_EQ(reduction.given, ElementCount{120});
+    EXPECT_EQ(reduction.shard, ElementCount{each.shard});
+    EXPECT_EQ(reduction.got(), ElementCount{each.shard * each.gradients});
+    EXPECT_EQ(reduction.in_place(), each.kind == OpKind::all_reduce);
+  }
 }
 
 TEST(StepsOfRanks, KeepEveryRuleOfAPlan) {
@@ -275,7 +300,7 @@ TEST(PlacementOfRanks, RefusesWhatRanksCannotDo) {
   EXPECT_THROW(std::ignore = choose_placement(w, plenty, {.state = Tier::device}), Error);
   EXPECT_THROW(std::ignore = choose_placement(w, plenty, {.order = WorkOrder::micro_batch_major}),
                Error);
-  w.tiled = true;
+  w.operator_tiles = true;
   EXPECT_THROW(std::ignore = choose_placement(w, plenty, {}), Error);
 }
 

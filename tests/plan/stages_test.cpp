@@ -198,7 +198,7 @@ TEST(Stages, AreCutSoThatTheLongestIsAsShortAsCanBe) {
 TEST(Stages, RefuseWhatCannotBeCut) {
   Workload model = model_of(2);
   EXPECT_THROW(std::ignore = cut_layers(model, {.stages = 5}), Error);
-  model.tiled = true;
+  model.operator_tiles = true;
   for (std::uint32_t b = 0; b < model.blocks.size(); ++b) model.blocks[b].layer = b;
   try {
     std::ignore = workload_of_stage(model, {.stages = 2, .rounds = 2}, 0);

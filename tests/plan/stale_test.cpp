@@ -210,7 +210,7 @@ TEST(StalePipelines, MessagesNeverWaitForThemselves) {
     for (const auto& seconds : {even(p), uneven}) {
       const FullPipeline full = full_pipeline(p, seconds);
       EXPECT_TRUE(ends(p, full.fill)) << name(p);
-      EXPECT_TRUE(ends(p, full.steps)) << name(p);
+      EXPECT_TRUE(ends(p, full.entries)) << name(p);
     }
   }
 }

@@ -106,7 +106,7 @@ class RandomCases {
   Workload tiled_workload() {
     Workload w = workload();
     w.tied_elements = {};
-    w.tiled = true;
+    w.operator_tiles = true;
     w.carried_bytes = Bytes{between(1, 5000)};
     const BlockShape sample = w.blocks.front();
     const auto layers = static_cast<std::uint32_t>(between(3, 5));
@@ -154,9 +154,9 @@ class RandomCases {
       p.order = WorkOrder::micro_batch_major;
       p.gradient_slots = static_cast<std::uint32_t>(w.blocks.size());
     }
-    if (w.tiled) p.blocks.front().parameters = Tier::device;
+    if (w.operator_tiles) p.blocks.front().parameters = Tier::device;
     if (maybe()) place_boundaries(w, p);
-    if (!w.tiled && maybe()) offload_saved_activations(w, p);
+    if (!w.operator_tiles && maybe()) offload_saved_activations(w, p);
     return p;
   }
 

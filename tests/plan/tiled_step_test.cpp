@@ -3,7 +3,9 @@
 
 #include <map>
 #include <set>
+#include <string_view>
 
+#include "runtime/plan/operator_tiles.hpp"
 #include "runtime/plan/placement/boundaries.hpp"
 #include "runtime/plan/predict/simulator.hpp"
 #include "runtime/plan/search/choose.hpp"
@@ -13,6 +15,17 @@
 
 namespace spillway::plan::tiled_step_test {
 namespace {
+
+TEST(OperatorTiles, AreForOneRankWhoseActivationsStayOnTheDevice) {
+  EXPECT_EQ(why_no_operator_tiles({}), "");
+  EXPECT_NE(why_no_operator_tiles({.stages = 2}).find("pipeline.stages"), std::string_view::npos);
+  EXPECT_NE(why_no_operator_tiles({.tensor = 2}).find("autotp_size"), std::string_view::npos);
+  EXPECT_NE(why_no_operator_tiles({.replicas = 2}).find("one rank"), std::string_view::npos);
+  for (const Tier saved : {Tier::host, Tier::nvme}) {
+    EXPECT_NE(why_no_operator_tiles({}, saved).find("spillway.checkpointing"),
+              std::string_view::npos);
+  }
+}
 
 TEST(TiledStepProperty, EveryPlanIsFreeOfRacesAndFindsTheRightContent) {
   RandomCases cases(property_seed());

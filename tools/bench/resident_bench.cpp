@@ -48,15 +48,14 @@ class ResidentModel {
                                           engine::MachineTuning(request.profile).products())),
         engine_(setup(request, scratch), model_),
         executor_(engine_.prepare(plan::only(
-            plan::build_training_step(engine_.setup().workload, engine_.setup().placement),
-            computes))) {
+            plan::build_training_step(engine_.workload(), engine_.placement()), computes))) {
     upload_parameters(request.config);
     const std::span<std::byte> tokens = engine_.memory().host({plan::PoolKind::host_tokens});
     fill_random_tokens(
         {reinterpret_cast<std::int32_t*>(tokens.data()), tokens.size() / sizeof(std::int32_t)},
         request.config.vocab_size, request.options.seed);
     engine_.actions().decisions().loss_gradient_scale =
-        1.0F / static_cast<float>(engine_.setup().workload.tokens);
+        1.0F / static_cast<float>(engine_.workload().tokens);
   }
 
   double step_seconds() {
@@ -80,20 +79,24 @@ class ResidentModel {
 
   [[nodiscard]] engine::EngineSetup setup(const StepBenchRequest& request,
                                           const std::filesystem::path& scratch) const {
-    engine::EngineSetup setup{.config = request.config, .options = one_micro_batch(request)};
-    setup.options.threads = 1;
-    setup.workload = engine::make_workload(request.config, *model_.transformer, setup.options);
-    setup.budgets = {.device = engine::make_budgets(setup.options, scratch, setup.workload).device,
-                     .host = plan::kUncounted,
-                     .nvme = plan::kUncounted};
-    setup.placement = engine::place(request.config, setup.options, setup.workload, setup.budgets);
-    return setup;
+    config::TrainOptions options = one_micro_batch(request);
+    options.threads = 1;
+    plan::Workload workload = engine::make_workload(request.config, *model_.transformer, options);
+    const plan::Budgets budgets{.device = engine::make_budgets(options, scratch, workload).device,
+                                .host = plan::kUncounted,
+                                .nvme = plan::kUncounted};
+    plan::Placement placement = engine::place(request.config, options, workload, budgets);
+    return {.work = {.config = request.config,
+                     .options = std::move(options),
+                     .workload = std::move(workload),
+                     .budgets = budgets,
+                     .placement = std::move(placement)}};
   }
 
   void upload_parameters(const model::ModelConfig& config) {
     const NoiseParameters source(config);
     std::vector<float> values;
-    const plan::Workload& workload = engine_.setup().workload;
+    const plan::Workload& workload = engine_.workload();
     offload::Stream& stream = *engine_.streams().upload;
     for (std::uint32_t b = 0; b < workload.blocks.size(); ++b) {
       values.resize(workload.blocks[b].padded_parameters.value());

@@ -53,11 +53,12 @@ class Recorder final : public engine::TrainObserver {
     result_.moved = bytes_by_lane(plan.step);
     const plan::Budgets& budgets = plan.plan.budgets;
     const std::array<Bytes, 3> limits{budgets.device, budgets.host, budgets.nvme};
+    const std::vector<plan::MemoryItem> memory = plan.plan.memory();
     for (std::size_t tier = 0; tier < limits.size(); ++tier) {
       TierUse& use = result_.tiers.at(tier);
       use.tier = static_cast<Tier>(tier);
       use.budget = limits.at(tier);
-      use.planned = plan::total(plan.memory, use.tier);
+      use.planned = plan::total(memory, use.tier);
     }
   }
 

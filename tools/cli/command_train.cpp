@@ -33,7 +33,7 @@ class Face final : public engine::TrainObserver {
   Face(bool json, Interrupts& interrupts) : json_(json), interrupts_(interrupts) {}
 
   void planned(const engine::TrainPlan& plan) override {
-    const PlanView view{.plan = plan.plan, .memory = plan.memory, .shares = plan.shares};
+    const PlanView view{.plan = plan.plan, .shares = plan.shares};
     document_ = to_json(view);
     const std::string text = fmt::format("{}commits    every {} step(s)\n", to_text(view),
                                          plan.plan.options.commit_every);

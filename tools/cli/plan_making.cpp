@@ -130,7 +130,7 @@ engine::Planned plan_stage(const PlanRequest& request, const config::TrainOption
                            engine::PlanningMachine& machine, const Note& note) {
   engine::RankGroups on_paper(plan::GridPlace{.grid = grid, .rank = grid.rank_of(stage, 0)});
   return engine::plan_rank(request.model, options, engine::replicas_of(options, grid.replicas),
-                           engine::StageCut::chosen, machine, on_paper, note);
+                           engine::StageLayers::chosen, machine, on_paper, note);
 }
 
 /// Plans each stage of a pipeline, and returns the one that waits least for the others: its step is
@@ -153,9 +153,7 @@ engine::Planned plan_busiest_stage(const PlanRequest& request, config::TrainOpti
 
 }  // namespace
 
-PlanView MadePlan::view() const {
-  return {.plan = plan, .memory = plan::memory_items(plan.workload, plan.placement), .cuts = cuts};
-}
+PlanView MadePlan::view() const { return {.plan = plan, .cuts = cuts}; }
 
 MadePlan make_plan(const PlanRequest& request, const Note& note) {
   const model::ModelConfig& config = request.model;

@@ -228,12 +228,13 @@ std::string to_text(const PlanView& view) {
   text += share_lines(view.shares);
   fmt::format_to(out, "placement  {}\n", placement_line(w, view.plan.placement));
   text += cut_lines(view);
+  const std::vector<plan::MemoryItem> memory = view.plan.memory();
   for (const Tier tier : kTiers) {
     const Bytes limit = budget(view.plan.budgets, tier);
     fmt::format_to(out, "{:<10} {}{}\n", plan::name_of(tier),
-                   format_bytes(plan::total(view.memory, tier)),
+                   format_bytes(plan::total(memory, tier)),
                    limit < plan::kUncounted ? fmt::format(" of {}", format_bytes(limit)) : "");
-    for (const plan::MemoryItem& item : view.memory) {
+    for (const plan::MemoryItem& item : memory) {
       if (item.tier == tier) {
         fmt::format_to(out, "    {:<26} {:>12}\n", item.what, format_bytes(item.bytes));
       }
@@ -258,11 +259,12 @@ nlohmann::ordered_json to_json(const PlanView& view) {
   document["fits"] = true;
   document["parameters"] = parameters(view.plan.workload);
   document["tokens_per_step"] = plan::tokens_of_step(view.plan.workload);
+  const std::vector<plan::MemoryItem> memory = view.plan.memory();
   for (const Tier tier : kTiers) {
     nlohmann::ordered_json& entry = document["memory"][std::string(plan::name_of(tier))];
-    entry["bytes"] = plan::total(view.memory, tier).value();
+    entry["bytes"] = plan::total(memory, tier).value();
     entry["budget"] = budget(view.plan.budgets, tier).value();
-    for (const plan::MemoryItem& item : view.memory) {
+    for (const plan::MemoryItem& item : memory) {
       if (item.tier == tier) entry["items"][item.what] = item.bytes.value();
     }
   }

@@ -15,7 +15,6 @@ namespace spillway::cli {
 
 struct PlanView {
   const engine::Planned& plan;
-  std::vector<plan::MemoryItem> memory;
   std::vector<plan::CutReport> cuts{};       ///< empty in a run, which looks for no other cut
   std::vector<engine::ShownShare> shares{};  ///< of the ranks of a run
 };

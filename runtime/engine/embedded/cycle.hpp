@@ -1,5 +1,5 @@
-// EmbeddedCycle: the step cycle of parameters whose passes another framework runs. Nothing else may
-// run meanwhile, whichever thread calls.
+// EmbeddedCycle: what trains parameters whose passes another framework runs. Nothing else may run
+// meanwhile, whichever thread calls.
 #pragma once
 
 #include <cstdint>
@@ -17,12 +17,15 @@
 
 namespace spillway::engine {
 
-class EmbeddedCycle final : public StepCycle {
+class EmbeddedCycle {
  public:
   /// Allocates everything. `options`: resolved. `layout` and `framework` outlive this object.
   EmbeddedCycle(const EmbeddedOptions& options, const EmbeddedLayout& layout,
                 ExternalFramework& framework);
 
+  /// Sets the state of step 0: masters from `source`.
+  void initialize(const model::ParameterSource& source) { cycle_.initialize(source); }
+  [[nodiscard]] const TrainingState& state() const { return cycle_.state(); }
   [[nodiscard]] EmbeddedValues& values() { return values_; }
   [[nodiscard]] ParameterState& parameters() { return parameters_; }
   [[nodiscard]] UseRecord& record() { return record_; }
@@ -32,7 +35,7 @@ class EmbeddedCycle final : public StepCycle {
   void run(EmbeddedPlan plan);
   /// Returns whether the norms of all gradients of a step can be had after that plan.
   [[nodiscard]] bool gathers(EmbeddedPlan plan) const {
-    const bool streams = workload().streams_external;
+    const bool streams = layout_.workload.streams_external;
     return plan == (streams ? EmbeddedPlan::norms : EmbeddedPlan::step);
   }
 
@@ -42,7 +45,7 @@ class EmbeddedCycle final : public StepCycle {
   bool decide(std::span<const cpu_adam::AdamOptions> groups, double norm, const EmbeddedStep& step,
               const std::vector<bool>& skipped);
   /// Whether an update is decided that no plan has applied.
-  [[nodiscard]] bool has_pending() const { return pending_.pending; }
+  [[nodiscard]] bool has_pending() const { return cycle_.update().pending; }
   [[nodiscard]] const std::vector<std::uint64_t>& updates() const { return updates_; }
   /// Sets how often all parameters, or one of them, were updated.
   void set_updates(std::uint64_t updates);
@@ -50,19 +53,23 @@ class EmbeddedCycle final : public StepCycle {
 
   void save(const std::filesystem::path& directory);
   /// Returns the state of a checkpoint, all of which was read once.
-  [[nodiscard]] std::unique_ptr<SavedState> open_checkpoint(const std::filesystem::path& directory);
+  [[nodiscard]] std::unique_ptr<SavedState> open_checkpoint(
+      const std::filesystem::path& directory) const;
   /// Takes that state. Where this fails, no parameter's state is whole. `updates`: how often each
   /// was updated; empty where the state has one number for all.
   void load(const SavedState& saved, std::span<const std::uint64_t> updates);
 
-  [[nodiscard]] WakeSignal& wake() { return engine().wake(); }
+  [[nodiscard]] WakeSignal& wake() { return engine_.wake(); }
 
  private:
+  const Executor& run_lists_of(EmbeddedPlan plan);
   void make_update(std::span<const cpu_adam::AdamOptions> groups, double scale,
                    const std::vector<std::uint64_t>& updates, const std::vector<bool>& skipped,
                    PendingUpdate& update) const;
 
   const EmbeddedLayout& layout_;
+  StepEngine engine_;
+  StepCycle cycle_;
   EmbeddedValues values_;
   ParameterState parameters_;
   std::vector<std::uint64_t> updates_;          ///< by parameter: Adam's t

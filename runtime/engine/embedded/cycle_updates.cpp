@@ -18,10 +18,11 @@ namespace spillway::engine {
 
 bool EmbeddedCycle::decide(std::span<const cpu_adam::AdamOptions> groups, double norm,
                            const EmbeddedStep& step, const std::vector<bool>& skipped) {
-  check(state_.updates < std::numeric_limits<std::uint64_t>::max(), ErrorCode::invalid_argument,
+  TrainingState& state = cycle_.state();
+  check(state.updates < std::numeric_limits<std::uint64_t>::max(), ErrorCode::invalid_argument,
         fmt::format("parameters were updated {} times, and no more can be counted: set fewer "
                     "updates",
-                    state_.updates));
+                    state.updates));
   const double clip = clip_factor(norm, step.max_norm);
   std::vector<std::uint64_t> updates = updates_;
   PendingUpdate next{.pending = norm * clip <= std::numeric_limits<float>::max(), .groups = {}};
@@ -33,11 +34,11 @@ bool EmbeddedCycle::decide(std::span<const cpu_adam::AdamOptions> groups, double
   }
   // Nothing is counted before the last call that can throw.
   record_.end_step();
-  ++state_.step;
-  ++(next.pending ? state_.updates : state_.skipped);
+  ++state.step;
+  ++(next.pending ? state.updates : state.skipped);
   updates_ = std::move(updates);
-  pending_ = std::move(next);
-  return pending_.pending;
+  cycle_.update() = std::move(next);
+  return has_pending();
 }
 
 /// Decides the update of all groups, or of each parameter by itself where they differ: in how often
@@ -48,17 +49,17 @@ void EmbeddedCycle::make_update(std::span<const cpu_adam::AdamOptions> groups, d
   if (std::ranges::adjacent_find(updates, std::ranges::not_equal_to{}) == updates.end() &&
       std::ranges::find(skipped, true) == skipped.end()) {
     for (cpu_adam::AdamOptions group : groups) {
-      group.rounding_seed = options().seed;
+      group.rounding_seed = engine_.options().seed;
       update.groups.push_back(cpu_adam::make_scalars(group, updates.front(), scale));
     }
     return;
   }
-  update.parts.resize(workload().blocks.size());
+  update.overrides.resize(engine_.workload().blocks.size());
   for (const std::uint32_t parameter : layout_.order) {
     const ParameterRange& range = layout_.ranges[parameter];
     cpu_adam::AdamOptions group = groups[group_of(layout_, range)];
-    group.rounding_seed = options().seed;
-    update.parts[range.block].push_back(
+    group.rounding_seed = engine_.options().seed;
+    update.overrides[range.block].push_back(
         {.end = round_up(range.first + range.count, kLeafParameters),
          .scalars =
              cpu_adam::make_scalars(group, std::max<std::uint64_t>(updates[parameter], 1), scale),
@@ -67,13 +68,13 @@ void EmbeddedCycle::make_update(std::span<const cpu_adam::AdamOptions> groups, d
 }
 
 void EmbeddedCycle::set_updates(std::uint64_t updates) {
-  state_.updates = updates;
+  cycle_.state().updates = updates;
   std::ranges::fill(updates_, updates);
 }
 
 void EmbeddedCycle::set_updates(std::uint32_t parameter, std::uint64_t updates) {
   updates_[parameter] = updates;
-  state_.updates = std::ranges::max(updates_);
+  cycle_.state().updates = std::ranges::max(updates_);
 }
 
 }  // namespace spillway::engine

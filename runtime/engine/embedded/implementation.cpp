@@ -86,16 +86,12 @@ void EmbeddedTrainer::Implementation::check_process() const {
 
 const ParameterRange& EmbeddedTrainer::Implementation::range(std::uint32_t parameter) const {
   check_process();
-  check(parameter < layout_.ranges.size(), ErrorCode::invalid_argument,
-        fmt::format("there is no parameter {}; there are {}, counted from 0", parameter,
-                    layout_.ranges.size()));
+  check_number("parameter", parameter, layout_.ranges.size());
   return layout_.ranges[parameter];
 }
 
 void EmbeddedTrainer::Implementation::check_group(std::uint32_t group) const {
-  check(group < options_.groups.size(), ErrorCode::invalid_argument,
-        fmt::format("there is no group {}; there are {}, counted from 0", group,
-                    options_.groups.size()));
+  check_number("group", group, options_.groups.size());
 }
 
 void EmbeddedTrainer::Implementation::check_count(std::uint32_t parameter,
@@ -130,9 +126,7 @@ void EmbeddedTrainer::Implementation::check_waited(std::uint32_t parameter) {
 
 const FrozenRange& EmbeddedTrainer::Implementation::frozen_range(std::uint32_t frozen) const {
   check_process();
-  check(frozen < layout_.frozen.size(), ErrorCode::invalid_argument,
-        fmt::format("there is no frozen tensor {}; there are {}, counted from 0", frozen,
-                    layout_.frozen.size()));
+  check_number("frozen tensor", frozen, layout_.frozen.size());
   return layout_.frozen[frozen];
 }
 
@@ -289,7 +283,7 @@ EmbeddedResult EmbeddedTrainer::Implementation::step(const EmbeddedStep& step) {
 }
 
 std::vector<plan::MemoryItem> EmbeddedTrainer::Implementation::memory() const {
-  return needs_of(options_, layout_, cycle_.placement()).items;
+  return needs_of(options_, layout_, embedded_placement(options_, layout_)).items;
 }
 
 void EmbeddedTrainer::Implementation::wait(std::uint32_t parameter) {

@@ -208,6 +208,11 @@ std::uint32_t parameter_slots(const EmbeddedOptions& options, const EmbeddedLayo
 
 }  // namespace
 
+void check_number(std::string_view what, std::uint32_t number, std::size_t count) {
+  check(number < count, ErrorCode::invalid_argument,
+        fmt::format("there is no {} {}; there are {}, counted from 0", what, number, count));
+}
+
 std::uint32_t group_of(const EmbeddedLayout& layout, const ParameterRange& range) {
   return std::ranges::find_if(layout.groups[range.block],
                               [&](const GroupPart& part) { return range.first < part.end; })

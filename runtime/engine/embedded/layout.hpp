@@ -2,10 +2,12 @@
 // Pure.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "runtime/engine/embedded_trainer.hpp"
@@ -44,6 +46,9 @@ struct EmbeddedLayout {
     return static_cast<std::uint32_t>(workload.blocks.size()) - residents;
   }
 };
+
+/// Throws `Error{invalid_argument}` unless there is a `what` of that number.
+void check_number(std::string_view what, std::uint32_t number, std::size_t count);
 
 /// Returns the group of what lies there.
 [[nodiscard]] std::uint32_t group_of(const EmbeddedLayout& layout, const ParameterRange& range);

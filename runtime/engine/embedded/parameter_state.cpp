@@ -24,8 +24,8 @@ ParameterState::ParameterState(StepEngine& engine, EmbeddedValues& values,
       values_(values),
       layout_(layout),
       slots_(engine.slots()),
-      dtype_(engine.setup().workload.compute),
-      isa_(engine.setup().options.isa.value_or(cpu_adam::best_isa())),
+      dtype_(engine.workload().compute),
+      isa_(engine.isa()),
       torn_(layout.ranges.size()) {}
 
 void ParameterState::check_whole(std::uint32_t parameter) const {
@@ -50,7 +50,7 @@ void ParameterState::begin_replacement() {
 void ParameterState::end_replacement() { std::ranges::fill(torn_, Torn{}); }
 
 template <class Visit>
-void ParameterState::visit_parts(const ParameterRange& range, const Visit& visit) {
+void ParameterState::visit_pieces(const ParameterRange& range, const Visit& visit) {
   const plan::Buffer tiles = slots_.tiles_of(plan::PoolKind::host_state, range.block);
   for (std::uint32_t tile = tiles.first; tile < tiles.first + tiles.count; ++tile) {
     const plan::Tile& t = slots_.tiles()[tile];
@@ -58,31 +58,31 @@ void ParameterState::visit_parts(const ParameterRange& range, const Visit& visit
     const std::uint64_t end =
         std::min(range.first + range.count, t.first.value() + t.count.value());
     if (first >= end) continue;
-    visit(Part{.tile = tile,
-               .first = first - t.first.value(),
-               .of_parameter = first - range.first,
-               .count = end - first,
-               .whole = end - first == t.count.value()});
+    visit(Piece{.tile = tile,
+                .first = first - t.first.value(),
+                .of_parameter = first - range.first,
+                .count = end - first,
+                .whole = end - first == t.count.value()});
   }
 }
 
-cpu_adam::StateLayout ParameterState::layout_of(const Part& part) const {
-  const cpu_adam::StateLayout& tile = slots_.layout(part.tile);
-  return part.whole ? tile : cpu_adam::part_of(tile, part.first, part.count);
+cpu_adam::StateLayout ParameterState::layout_of(const Piece& piece) const {
+  const cpu_adam::StateLayout& tile = slots_.layout(piece.tile);
+  return piece.whole ? tile : cpu_adam::part_of(tile, piece.first, piece.count);
 }
 
-std::byte* ParameterState::values_of(const Part& part) {
+std::byte* ParameterState::values_of(const Piece& piece) {
   const std::size_t size = size_of(dtype_);
-  return engine_.memory().host({plan::PoolKind::host_parameters, part.tile}).data() +
-         part.first * size;
+  return engine_.memory().host({plan::PoolKind::host_parameters, piece.tile}).data() +
+         piece.first * size;
 }
 
 std::span<std::byte> ParameterState::staging_of(std::uint32_t tile) {
   return slots_.slot_of(tile, engine_.memory().host({plan::PoolKind::state_staging}));
 }
 
-std::byte* ParameterState::state_of(const Part& part, Content content) {
-  const std::uint32_t tile = part.tile;
+std::byte* ParameterState::state_of(const Piece& piece, Content content) {
+  const std::uint32_t tile = piece.tile;
   if (engine_.store() == nullptr) {
     return engine_.memory().host({plan::PoolKind::host_state, tile}).data();
   }
@@ -109,29 +109,29 @@ void ParameterState::unstage() {
   staged_.reset();
 }
 
-void ParameterState::read_part(const Part& part, const cpu_adam::WideState& wide) {
-  cpu_adam::unpack_state(layout_of(part), state_of(part, Content::kept), values_of(part), wide);
+void ParameterState::read_piece(const Piece& piece, const cpu_adam::WideState& wide) {
+  cpu_adam::unpack_state(layout_of(piece), state_of(piece, Content::kept), values_of(piece), wide);
 }
 
-void ParameterState::write_part(const Part& part, const cpu_adam::ConstWideState& wide) {
-  const bool replaces = part.whole && !wide.master.empty();
-  std::byte* state = state_of(part, replaces ? Content::replaced : Content::kept);
+void ParameterState::write_piece(const Piece& piece, const cpu_adam::ConstWideState& wide) {
+  const bool replaces = piece.whole && !wide.master.empty();
+  std::byte* state = state_of(piece, replaces ? Content::replaced : Content::kept);
   if (wide.master.empty()) {
-    cpu_adam::pack_moments(layout_of(part), wide, state);
+    cpu_adam::pack_moments(layout_of(piece), wide, state);
   } else {
-    std::byte* parameters = values_of(part);
-    cpu_adam::pack_state(layout_of(part), wide, state, parameters);
+    std::byte* parameters = values_of(piece);
+    cpu_adam::pack_state(layout_of(piece), wide, state, parameters);
     if (!slots_.with_parameters()) {
-      cpu_adam::cast_parameters(isa_, dtype_, wide.master.data(), parameters, part.count);
+      cpu_adam::cast_parameters(isa_, dtype_, wide.master.data(), parameters, piece.count);
     }
   }
   staged_is_new_ = engine_.store() != nullptr;
 }
 
-bool ParameterState::take_part(const Part& part, TakenValues which) {
-  const std::span<const std::byte> written(values_of(part), part.count * size_of(dtype_));
-  std::vector<float> master(part.count), m(part.count), v(part.count);
-  read_part(part, {.master = master, .m = m, .v = v});
+bool ParameterState::take_piece(const Piece& piece, TakenValues which) {
+  const std::span<const std::byte> written(values_of(piece), piece.count * size_of(dtype_));
+  std::vector<float> master(piece.count), m(piece.count), v(piece.count);
+  read_piece(piece, {.master = master, .m = m, .v = v});
   if (which == TakenValues::all) {
     widen(dtype_, written, master);
   } else if (!follow_values(isa_, dtype_, written, master)) {
@@ -139,25 +139,25 @@ bool ParameterState::take_part(const Part& part, TakenValues which) {
     staged_is_new_ |= staged_.has_value() && slots_.with_parameters();
     return false;
   }
-  write_part(part, {.master = master, .m = m, .v = v});
+  write_piece(piece, {.master = master, .m = m, .v = v});
   return true;
 }
 
 void ParameterState::follow(const ParameterRange& range, TakenValues which) {
   bool changed = false;
-  visit_parts(range, [&](const Part& part) { changed |= take_part(part, which); });
+  visit_pieces(range, [&](const Piece& piece) { changed |= take_piece(piece, which); });
   if (changed && values_.is_resident(range)) values_.upload(range);
 }
 
 void ParameterState::read(std::uint32_t parameter, const cpu_adam::WideState& wide) {
   check_whole(parameter);
-  visit_parts(layout_.ranges[parameter], [&](const Part& part) {
-    const std::span<float> masters = slice(wide.master, part.of_parameter, part.count);
-    read_part(part, {.master = masters,
-                     .m = slice(wide.m, part.of_parameter, part.count),
-                     .v = slice(wide.v, part.of_parameter, part.count)});
+  visit_pieces(layout_.ranges[parameter], [&](const Piece& piece) {
+    const std::span<float> masters = slice(wide.master, piece.of_parameter, piece.count);
+    read_piece(piece, {.master = masters,
+                       .m = slice(wide.m, piece.of_parameter, piece.count),
+                       .v = slice(wide.v, piece.of_parameter, piece.count)});
     // The next update goes on from there, too.
-    follow_values(isa_, dtype_, {values_of(part), part.count * size_of(dtype_)}, masters);
+    follow_values(isa_, dtype_, {values_of(piece), piece.count * size_of(dtype_)}, masters);
   });
 }
 
@@ -166,10 +166,10 @@ void ParameterState::write(std::uint32_t parameter, const cpu_adam::ConstWideSta
   if (keeps_master && torn_[parameter].masters) check_whole(parameter);
   torn_[parameter] = {.masters = !keeps_master, .moments = true};
   const ParameterRange& range = layout_.ranges[parameter];
-  visit_parts(range, [&](const Part& part) {
-    write_part(part, {.master = slice(wide.master, part.of_parameter, part.count),
-                      .m = slice(wide.m, part.of_parameter, part.count),
-                      .v = slice(wide.v, part.of_parameter, part.count)});
+  visit_pieces(range, [&](const Piece& piece) {
+    write_piece(piece, {.master = slice(wide.master, piece.of_parameter, piece.count),
+                        .m = slice(wide.m, piece.of_parameter, piece.count),
+                        .v = slice(wide.v, piece.of_parameter, piece.count)});
   });
   // Others may have been written there, and not be taken yet.
   if (values_.is_resident(range) && !keeps_master) values_.upload(range);

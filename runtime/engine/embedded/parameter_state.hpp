@@ -39,8 +39,8 @@ class ParameterState {
   void unstage();
 
  private:
-  /// The part of a tile that belongs to one parameter.
-  struct Part {
+  /// The piece of a tile that belongs to one parameter.
+  struct Piece {
     std::uint32_t tile;
     std::uint64_t first;         ///< in the tile
     std::uint64_t of_parameter;  ///< in the parameter
@@ -54,22 +54,22 @@ class ParameterState {
     [[nodiscard]] bool any() const { return masters || moments; }
   };
   template <class Visit>
-  void visit_parts(const ParameterRange& range, const Visit& visit);
-  /// Returns where the state of a part lies in its tile.
-  [[nodiscard]] cpu_adam::StateLayout layout_of(const Part& part) const;
-  /// Returns the values of a part on the host.
-  [[nodiscard]] std::byte* values_of(const Part& part);
+  void visit_pieces(const ParameterRange& range, const Visit& visit);
+  /// Returns where the state of a piece lies in its tile.
+  [[nodiscard]] cpu_adam::StateLayout layout_of(const Piece& piece) const;
+  /// Returns the values of a piece on the host.
+  [[nodiscard]] std::byte* values_of(const Piece& piece);
   /// Returns the staging buffer of state calls, as a slot of the tile.
   [[nodiscard]] std::span<std::byte> staging_of(std::uint32_t tile);
   /// Whether a call needs what a tile holds.
   enum class Content : std::uint8_t { kept, replaced };
-  /// Returns the state of the part's tile in memory. What lies on disk is staged, where the next
+  /// Returns the state of the piece's tile in memory. What lies on disk is staged, where the next
   /// parameter of that tile finds it.
-  [[nodiscard]] std::byte* state_of(const Part& part, Content content);
-  void read_part(const Part& part, const cpu_adam::WideState& wide);
-  void write_part(const Part& part, const cpu_adam::ConstWideState& wide);
+  [[nodiscard]] std::byte* state_of(const Piece& piece, Content content);
+  void read_piece(const Piece& piece, const cpu_adam::WideState& wide);
+  void write_piece(const Piece& piece, const cpu_adam::ConstWideState& wide);
   /// Makes masters follow values, and returns whether one has changed.
-  [[nodiscard]] bool take_part(const Part& part, TakenValues which);
+  [[nodiscard]] bool take_piece(const Piece& piece, TakenValues which);
   void follow(const ParameterRange& range, TakenValues which);
   void check_whole(std::uint32_t parameter) const;
 

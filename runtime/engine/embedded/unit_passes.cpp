@@ -13,8 +13,7 @@ UnitPasses::UnitPasses(const EmbeddedLayout& layout, EmbeddedValues& values, Pas
 void UnitPasses::check_unit(std::uint32_t unit) const {
   check(layout_.workload.streams_external, ErrorCode::invalid_argument,
         "no parameter is streamed; give device_memory, and units to the parameters");
-  check(unit < layout_.units(), ErrorCode::invalid_argument,
-        fmt::format("there is no unit {}; there are {}, counted from 0", unit, layout_.units()));
+  check_number("unit", unit, layout_.units());
 }
 
 void UnitPasses::check_left() const {

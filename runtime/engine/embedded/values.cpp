@@ -13,18 +13,18 @@ EmbeddedValues::EmbeddedValues(StepEngine& engine)
       foreign_(engine.backend().make_event()) {}
 
 bool EmbeddedValues::is_resident(const ParameterRange& range) const {
-  return engine_.setup().placement.blocks[range.block].resident();
+  return engine_.placement().blocks[range.block].resident();
 }
 
 std::span<std::byte> EmbeddedValues::host(const ParameterRange& range) {
-  const std::size_t size = size_of(engine_.setup().workload.compute);
+  const std::size_t size = size_of(engine_.workload().compute);
   return engine_.memory()
       .host(engine_.slots().tiles_of(plan::PoolKind::host_parameters, range.block))
       .subspan(range.first * size, range.count * size);
 }
 
 offload::DeviceSpan<std::byte> EmbeddedValues::resident(const ParameterRange& range) {
-  const std::size_t size = size_of(engine_.setup().workload.compute);
+  const std::size_t size = size_of(engine_.workload().compute);
   return engine_.memory()
       .device(engine_.slots().tiles_of(plan::PoolKind::resident_parameters, range.block))
       .subspan(range.first * size, range.count * size);
@@ -41,7 +41,7 @@ std::span<std::byte> EmbeddedValues::frozen(const FrozenRange& range) {
 }
 
 std::span<std::byte> EmbeddedValues::gradient(const ParameterRange& range) {
-  const std::size_t size = size_of(plan::waiting_gradient_dtype(engine_.setup().workload));
+  const std::size_t size = size_of(plan::waiting_gradient_dtype(engine_.workload()));
   return engine_.memory()
       .host(engine_.slots().tiles_of(plan::PoolKind::host_gradients, range.block))
       .subspan(range.first * size, range.count * size);

@@ -48,12 +48,13 @@ class PassBench {
       : setup_(setup),
         model_(model),
         numbers_(numbers),
-        warm_(setup.options.device != config::DeviceKind::cuda) {}
+        warm_(setup.work.options.device != config::DeviceKind::cuda) {}
 
   /// Returns the seconds of these ops of a layer, in the memory of that layer.
   double seconds_of(plan::StepPlan pass) {
-    StepEngine engine(setup_, model_,
-                      plan::used_by(pass, plan::make_pools(setup_.workload, setup_.placement)));
+    StepEngine engine(
+        setup_, model_,
+        plan::used_by(pass, plan::make_pools(setup_.work.workload, setup_.work.placement)));
     fill(engine, numbers_);
     engine.actions().decisions().loss_gradient_scale = 1;
     const auto executor = engine.prepare(std::move(pass));
@@ -73,29 +74,32 @@ class PassBench {
 /// Returns the seconds of all FWD-BWD work of one micro-batch through the whole model, activations
 /// kept, of which one layer stands for all; of a tensor group, one attention and one MLP.
 double model_seconds(const CalibrationRequest& request, const NormalNumbers& numbers) {
-  EngineSetup setup{.config = request.config,
-                    .options = request.options,
-                    .workload = request.workload,
-                    .budgets = request.budgets};
-  setup.options.threads = 1;  // there is no update
-  setup.workload.micro_batches = setup.workload.rounds = 1;
-  setup.placement = plan::lean_placement(setup.workload, plan::Tier::device);
-  const plan::StepPlan step = plan::build_training_step(setup.workload, setup.placement);
+  config::TrainOptions options = request.options;
+  options.threads = 1;  // there is no update
+  plan::Workload workload = request.workload;
+  workload.micro_batches = workload.rounds = 1;
+  const plan::Placement placement = plan::lean_placement(workload, plan::Tier::device);
+  const plan::StepPlan step = plan::build_training_step(workload, placement);
+  const EngineSetup setup{.work = {.config = request.config,
+                                   .options = std::move(options),
+                                   .workload = workload,
+                                   .budgets = request.budgets,
+                                   .placement = placement}};
   PassBench bench(setup, request.model, numbers);
   const auto seconds = [&](const std::function<bool(const plan::Op&)>& wanted) {
     return bench.seconds_of(plan::only(step, wanted));
   };
   const auto of_layer = [&](std::uint32_t layer) {
-    return seconds([&setup, layer](const plan::Op& op) {
+    return seconds([&workload, layer](const plan::Op& op) {
       return (op.kind == plan::OpKind::forward || op.kind == plan::OpKind::backward) &&
-             setup.workload.layer_of(op.block) == layer;
+             workload.layer_of(op.block) == layer;
     });
   };
-  const std::uint32_t kinds = setup.workload.sums_passes() ? 2 : 1;
+  const std::uint32_t kinds = workload.sums_passes() ? 2 : 1;
   double layer = of_layer(1);  // what a GPU becomes warm with
   if (kinds == 2) layer += of_layer(2);
   const double head = seconds([](const plan::Op& op) { return op.kind == plan::OpKind::loss; });
-  const std::uint32_t layers = (setup.workload.head_layer() - 1) / kinds;
+  const std::uint32_t layers = (workload.head_layer() - 1) / kinds;
   return of_layer(0) + layer * layers + head;
 }
 

@@ -1,6 +1,8 @@
 // Planned: what a rank trains with, as the planner has decided it.
 #pragma once
 
+#include <vector>
+
 #include "runtime/config/train_options.hpp"
 #include "runtime/plan/machine_profile.hpp"
 #include "runtime/plan/placement/placement.hpp"
@@ -18,6 +20,10 @@ struct Planned {
   /// Its step is that of the job: of the stage that waits least for the others.
   plan::Prediction prediction;
 
+  /// Lists all bytes that the placement takes.
+  [[nodiscard]] std::vector<plan::MemoryItem> memory() const {
+    return plan::memory_items(workload, placement);
+  }
   [[nodiscard]] config::DeviceKind device() const {
     return options.device.value_or(config::DeviceKind::host);
   }

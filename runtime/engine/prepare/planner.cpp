@@ -9,7 +9,7 @@
 #include "runtime/engine/device/model_runtime.hpp"
 #include "runtime/engine/prepare/place.hpp"
 #include "runtime/engine/prepare/score_gradients.hpp"
-#include "runtime/engine/prepare/stage_cut.hpp"
+#include "runtime/engine/prepare/stage_layers.hpp"
 #include "runtime/engine/prepare/workload.hpp"
 #include "runtime/engine/ranks/rank_agreement.hpp"
 #include "runtime/plan/search/choose.hpp"
@@ -36,6 +36,19 @@ void note_cut(const plan::BalancedLayers& cut, const Note& note) {
                                     : ", and stages with equal FLOPs do not fit"));
 }
 
+/// Finds the placement with the fastest step; `fitting` is one that fits. The ranks of a tensor
+/// group have one placement, and so one order of what they do together.
+void place_fastest(Planned& planned, const plan::Placement& fitting, RankGroups& ranks) {
+  plan::Workload of_group = planned.workload;
+  of_group.tensor.index = 0;
+  plan::PlannedStep fastest = plan::fastest_placement(
+      of_group, planned.budgets, placement_request(planned.options), planned.profile, fitting);
+  planned.placement = std::move(fastest.placement);
+  planned.prediction = std::move(fastest.prediction);
+  planned.prediction.step_seconds =
+      seconds_of_job(ranks, planned.workload.stage.stretch, planned.prediction.step_seconds);
+}
+
 }  // namespace
 
 plan::Workload PlanningMachine::fit_model(const model::ModelConfig& config,
@@ -46,13 +59,13 @@ plan::Workload PlanningMachine::fit_model(const model::ModelConfig& config,
 }
 
 Planned plan_rank(const model::ModelConfig& config, config::TrainOptions resolved,
-                  const plan::Replicas& replicas, StageCut cut, PlanningMachine& machine,
-                  RankGroups& ranks, const Note& note) {
+                  const plan::Replicas& replicas, StageLayers stage_layers,
+                  PlanningMachine& machine, RankGroups& ranks, const Note& note) {
   Planned planned;
   planned.options = std::move(resolved);
   config::TrainOptions& options = planned.options;
   const std::uint32_t stage = ranks.place().stage();
-  const bool balances = balances_stages(options) && cut == StageCut::chosen;
+  const bool balances = balances_stages(options) && stage_layers == StageLayers::chosen;
   const plan::Workload whole =
       machine.fit_model(config, options, replicas, model::cuda::kScoreGradients);
   planned.workload = of_stage(whole, options, stage);
@@ -74,15 +87,7 @@ Planned plan_rank(const model::ModelConfig& config, config::TrainOptions resolve
     fitting = place(config, options, planned.workload, planned.budgets);
     note_cut(layers, note);
   }
-  // The ranks of a tensor group have one placement, and so one order of what they do together.
-  plan::Workload of_group = planned.workload;
-  of_group.tensor.index = 0;
-  plan::PlannedStep fastest = plan::fastest_placement(
-      of_group, planned.budgets, placement_request(options), planned.profile, fitting);
-  planned.placement = std::move(fastest.placement);
-  planned.prediction = std::move(fastest.prediction);
-  planned.prediction.step_seconds =
-      seconds_of_job(ranks, planned.workload.stage.stretch, planned.prediction.step_seconds);
+  place_fastest(planned, fitting, ranks);
   // Attention may use what the placement leaves of the device's memory.
   const Bytes scores = spare_score_gradients(config, options, planned.workload, planned.placement,
                                              planned.budgets.device);

@@ -12,7 +12,7 @@
 #include <string>
 
 #include "runtime/engine/prepare/planned.hpp"
-#include "runtime/engine/prepare/stage_cut.hpp"
+#include "runtime/engine/prepare/stage_layers.hpp"
 #include "runtime/engine/ranks/rank_groups.hpp"
 #include "runtime/model/model_config.hpp"
 
@@ -45,7 +45,7 @@ class PlanningMachine {
 /// Plans the work of one rank, whose stage has these `replicas`. `options` are resolved. All ranks
 /// call it. Throws `Error{does_not_fit}` that names the tier, the bytes and what would make it fit.
 [[nodiscard]] Planned plan_rank(const model::ModelConfig& config, config::TrainOptions options,
-                                const plan::Replicas& replicas, StageCut cut,
+                                const plan::Replicas& replicas, StageLayers stage_layers,
                                 PlanningMachine& machine, RankGroups& ranks, const Note& note);
 
 }  // namespace spillway::engine

@@ -36,7 +36,7 @@ plan::Workload workload_of(const model::ModelConfig& config, const model::Transf
   for (std::uint32_t b = loss.first; b < loss.end; ++b) {
     workload.blocks[b].loss_flops = transformer.loss_flops(b);
   }
-  workload.tiled = transformer.layout().operator_tile > 0;
+  workload.operator_tiles = transformer.layout().operator_tile > 0;
   workload.carried_bytes = transformer.carried_bytes();
   workload.tied_head = config.tied_head;
   if (config.tied_head) {

@@ -108,13 +108,13 @@ void KeptCheckpoints::start(Trainer& trainer) {
   options.owner = options_.id;
   options.directories = {part.state()};
   options.slots = 1;
-  trainer.copy_next(options);
+  trainer.cycle().commits().copy_next(options);
   started_ = step;
 }
 
 std::optional<KeptCheckpoints::Saved> KeptCheckpoints::finish(const Trainer& trainer,
                                                               const RunConfig& config) {
-  if (!started_ || trainer.copied_step() != started_) return std::nullopt;
+  if (!started_ || trainer.cycle().commits().copied_step() != started_) return std::nullopt;
   const std::uint64_t step = *std::exchange(started_, std::nullopt);
   const comm::AtWork closing(ranks_.host(RankGroups::Group::job));
   const RunDirectory part = part_at(step);

@@ -54,7 +54,7 @@ bool OpActions::skips(const Op& op) const {
 void OpActions::enqueue(const Op& op, offload::Stream& stream) {
   switch (op.kind) {
     case OpKind::copy:
-      if (op.copied == plan::kStageState) return state_.stage(op, stream);
+      if (op.copied == plan::kStageState) return state_.copy_to_staging(op, stream);
       if (op.copied == plan::kKeepParams) return keep_secondary(op, stream);
       return copy(op, stream);
     case OpKind::forward:

@@ -20,7 +20,7 @@ Arguments PassOps::common_arguments(const Op& op) const {
   if (op.kind != OpKind::backward || layer > 0) {
     arguments.parameters = memory.device(memory.read(ValueKind::parameters, op.block),
                                          context_.compute_bytes(op.block));
-    if (workload.tiled) {
+    if (workload.operator_tiles) {
       arguments.shared =
           memory.device(memory.read(ValueKind::parameters, 0), context_.compute_bytes(0));
     }
@@ -106,10 +106,10 @@ void PassOps::backward(const Op& op) const {
         recomputes ? memory.write(ValueKind::saved, layer) : memory.read(ValueKind::saved, layer);
     arguments.saved =
         memory.device(saved, workload.blocks[workload.first_block(layer)].saved_bytes);
-    if (workload.tiled || workload.sums_passes()) {
+    if (workload.operator_tiles || workload.sums_passes()) {
       arguments.carried = memory.device(memory.write(ValueKind::between_tiles, layer));
     }
-    if (workload.tiled) {
+    if (workload.operator_tiles) {
       arguments.shared_gradients =
           memory.device(memory.write(ValueKind::gradient_sum, 0)).as<float>();
     }
@@ -182,48 +182,54 @@ void PassOps::loss_of_group(const Op& op) const {
   context_.resources.transformer->loss(arguments);
 }
 
+/// Adds where the loss of a whole head, or of its tile, leaves gradients.
+void PassOps::add_loss_gradients(const Op& op, model::LossArguments& arguments) const {
+  const OpMemory memory = context_.memory_of(op);
+  const plan::Workload& workload = context_.resources.workload;
+  arguments.gradient_scale = context_.decisions.loss_gradient_scale;
+  arguments.boundary_gradient =
+      memory.device(memory.write(ValueKind::boundary_gradient, workload.head_layer() - 1));
+  if (memory.writes(ValueKind::gradient_sum, op.block)) {
+    arguments.gradients =
+        memory.device(memory.write(ValueKind::gradient_sum, op.block), context_.sum_bytes(op.block))
+            .as<float>();
+  }
+  if (workload.tied_head) {
+    const std::uint32_t tied = workload.operator_tiles ? op.block : 0;
+    arguments.tied_gradients =
+        memory
+            .device(memory.write(ValueKind::tied_gradient_sum, tied),
+                    Bytes{workload.tied_elements_of(tied).value() * sizeof(float)})
+            .as<float>();
+  }
+  if (workload.operator_tiles) {
+    arguments.shared_gradients =
+        memory.device(memory.write(ValueKind::gradient_sum, 0)).as<float>();
+  }
+  arguments.first = op.micro_batch == 0;
+}
+
 void PassOps::loss(const Op& op) const {
   if (context_.resources.workload.sums_passes()) return loss_of_group(op);
   const OpMemory memory = context_.memory_of(op);
   if (memory.writes(ValueKind::logits)) return logits(op);
   const plan::Workload& workload = context_.resources.workload;
   const std::uint32_t layer = workload.head_layer();
-  const std::uint32_t tied = workload.tiled ? op.block : 0;
   const auto tokens = tokens_of(memory);
   auto arguments = common_arguments<model::LossArguments>(op);
-  if (workload.tied_head) arguments.tied_parameters = tied_parameters(op, tied);
+  if (workload.tied_head) {
+    arguments.tied_parameters = tied_parameters(op, workload.operator_tiles ? op.block : 0);
+  }
   arguments.targets = tokens.subspan(tokens.size() / 2, tokens.size() / 2);
   if (memory.writes(ValueKind::loss)) {
     arguments.loss_sum = memory.device(memory.write(ValueKind::loss)).as<double>();
   }
   const bool trains = memory.writes(ValueKind::boundary_gradient, layer - 1);
-  if (workload.tiled) {
+  if (workload.operator_tiles) {
     arguments.carried =
         memory.device(memory.write(trains ? ValueKind::between_tiles : ValueKind::scanned, layer));
   }
-  if (trains) {
-    arguments.gradient_scale = context_.decisions.loss_gradient_scale;
-    arguments.boundary_gradient =
-        memory.device(memory.write(ValueKind::boundary_gradient, layer - 1));
-    if (memory.writes(ValueKind::gradient_sum, op.block)) {
-      arguments.gradients =
-          memory
-              .device(memory.write(ValueKind::gradient_sum, op.block), context_.sum_bytes(op.block))
-              .as<float>();
-    }
-    if (workload.tied_head) {
-      arguments.tied_gradients =
-          memory
-              .device(memory.write(ValueKind::tied_gradient_sum, tied),
-                      Bytes{workload.tied_elements_of(tied).value() * sizeof(float)})
-              .as<float>();
-    }
-    if (workload.tiled) {
-      arguments.shared_gradients =
-          memory.device(memory.write(ValueKind::gradient_sum, 0)).as<float>();
-    }
-    arguments.first = op.micro_batch == 0;
-  }
+  if (trains) add_loss_gradients(op, arguments);
   context_.resources.transformer->loss(arguments);
 }
 

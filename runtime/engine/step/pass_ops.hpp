@@ -25,6 +25,7 @@ class PassOps {
                                                                std::uint32_t block) const;
   [[nodiscard]] bool normalizes(const plan::Op& op) const;
   void loss_of_group(const plan::Op& op) const;
+  void add_loss_gradients(const plan::Op& op, model::LossArguments& arguments) const;
   void logits(const plan::Op& op) const;
 
   const OpContext& context_;

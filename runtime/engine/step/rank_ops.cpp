@@ -3,6 +3,8 @@
 #include <span>
 
 #include "runtime/base/error.hpp"
+#include "runtime/plan/placement/pools.hpp"
+#include "runtime/plan/reduction.hpp"
 
 namespace spillway::engine {
 
@@ -39,21 +41,28 @@ auto start_at(End& end, const Op& op, const Exchanged& exchanged, Stream... stre
   }
 }
 
-/// Returns what replicas exchange, or the ranks of a node.
-Exchanged buffers_of_replicas(const OpContext& context, const Op& op) {
-  const OpMemory memory = context.memory_of(op);
+Exchanged exchanged(const OpMemory& memory, Bytes given, Bytes got, DType dtype) {
+  return {.source = {memory.device(memory.source(), given).address(), given.value()},
+          .target = {memory.device(memory.target(), got).address(), got.value()},
+          .dtype = dtype};
+}
+
+/// Returns a block's parameters, which replicas or the ranks of a node gather.
+Exchanged gathered_parameters(const OpContext& context, const Op& op) {
   const plan::Workload& workload = context.resources.workload;
-  const bool of_parameters = memory.reads(plan::ValueKind::parameters, op.block);
   const bool on_node = op.group == plan::RankGroup::node;
-  const std::uint64_t whole = context.compute_bytes(op.block).value();
   const std::uint32_t parts = on_node ? workload.replicas.secondary : workload.shards();
-  const std::uint64_t given = of_parameters ? whole / parts : whole;
-  std::uint64_t got = given;
-  if (op.kind == OpKind::all_gather) got = on_node ? whole : given * workload.replicas.count;
-  if (op.kind == OpKind::reduce_scatter) got = given / workload.replicas.count;
-  return {.source = {memory.device(memory.source(), Bytes{given}).address(), given},
-          .target = {memory.device(memory.target(), Bytes{got}).address(), got},
-          .dtype = workload.compute};
+  const Bytes whole = context.compute_bytes(op.block);
+  return exchanged(context.memory_of(op), whole / parts, whole, workload.compute);
+}
+
+/// Returns a block's gradient of a round, and what this rank gets of those of all replicas.
+Exchanged reduced_gradients(const OpContext& context, const Op& op) {
+  const plan::Workload& workload = context.resources.workload;
+  const plan::Reduction reduction =
+      plan::reduction_of(workload, workload.blocks[op.block].padded_parameters);
+  return exchanged(context.memory_of(op), plan::bytes_of(reduction.given, workload.compute),
+                   plan::bytes_of(reduction.got(), workload.compute), workload.compute);
 }
 
 /// Returns the gradients of what all ranks of a tensor group have: they end a block.
@@ -77,9 +86,7 @@ Exchanged buffers_of_passes(const OpContext& context, const Op& op) {
   const Bytes all = scans ? own * std::uint64_t{workload.tensor.count} : workload.summed_bytes;
   const Bytes given = op.kind == OpKind::all_gather ? own : all;
   const Bytes got = op.kind == OpKind::reduce_scatter ? own : all;
-  return {.source = {memory.device(memory.source(), given).address(), given.value()},
-          .target = {memory.device(memory.target(), got).address(), got.value()},
-          .dtype = workload.compute};
+  return exchanged(memory, given, got, workload.compute);
 }
 
 /// Returns an activation, or its gradient, that goes from one stage of a pipeline to another.
@@ -91,10 +98,17 @@ Exchanged buffers_of_message(const OpContext& context, const Op& op) {
 }
 
 Exchanged buffers_of(const OpContext& context, const Op& op) {
-  if (op.group == plan::RankGroup::stages) return buffers_of_message(context, op);
-  if (op.group != plan::RankGroup::tensor) return buffers_of_replicas(context, op);
-  const bool of_gradients = op.copied.what == plan::ValueKind::gradient_sum;
-  return of_gradients ? shared_sums(context, op) : buffers_of_passes(context, op);
+  switch (op.group) {
+    case plan::RankGroup::stages: return buffers_of_message(context, op);
+    case plan::RankGroup::tensor: {
+      const bool of_gradients = op.copied.what == plan::ValueKind::gradient_sum;
+      return of_gradients ? shared_sums(context, op) : buffers_of_passes(context, op);
+    }
+    default: {
+      const bool gathers = context.memory_of(op).reads(plan::ValueKind::parameters, op.block);
+      return gathers ? gathered_parameters(context, op) : reduced_gradients(context, op);
+    }
+  }
 }
 
 }  // namespace

@@ -53,7 +53,7 @@ Overtaken::Overtaken(const std::filesystem::path& state)
                         state.string())) {}
 
 std::uint32_t saved_ranks(const nvme_swap::StoreOptions& first) {
-  return decode_part(nvme_swap::CommittedTiles(first).commit().payload).grid.ranks();
+  return decode_rank(nvme_swap::CommittedTiles(first).commit().payload).grid.ranks();
 }
 
 SavedState::SavedState(const SavedShape& shape, const std::vector<nvme_swap::StoreOptions>& stores)
@@ -76,7 +76,7 @@ SavedState::SavedState(const SavedShape& shape, const std::vector<nvme_swap::Sto
   const Bytes all = largest_slot_ * std::uint64_t{grid_.tensor};
   backend_ = offload::make_host_backend({.device_capacity = Bytes{}, .pinned_capacity = all});
   staging_ = {*backend_, all};
-  staged_.resize(grid_.tensor);
+  loaded_.resize(grid_.tensor);
   of_whole_.emplace([this](BlockIndex block, ElementCount first, const cpu_adam::WideState& wide) {
     read(block, first, wide);
   });
@@ -121,22 +121,22 @@ bool SavedState::overtaken() const {
 void SavedState::check_rank(std::uint32_t rank, std::size_t stores) {
   const Shard& shard = shards_[rank];
   const std::vector<std::byte>& record = shard.tiles->commit().payload;
-  const SavedPart part = decode_part(record);
+  const SavedRank saved = decode_rank(record);
   const TrainingState state = decode(record);
   const std::string where = fmt::format("{} holds step {} of rank {} of {}", shard.folder.string(),
-                                        state.step, part.rank, part.grid.ranks());
-  check(part.grid.ranks() == stores && part.rank == rank, ErrorCode::corrupt_data,
+                                        state.step, saved.rank, saved.grid.ranks());
+  check(saved.grid.ranks() == stores && saved.rank == rank, ErrorCode::corrupt_data,
         fmt::format("{}, where that of rank {} of {} should be; give the folders of all ranks, in "
                     "their order",
                     where, rank, stores));
   if (rank == 0) {
-    grid_ = part.grid;
+    grid_ = saved.grid;
     workload_.replicas.count = grid_.replicas;
-    workload_.replicas.sharding = part.sharding;
+    workload_.replicas.sharding = saved.sharding;
     state_ = state;
     return;
   }
-  check(part.grid == grid_ && part.sharding == sharding(), ErrorCode::corrupt_data,
+  check(saved.grid == grid_ && saved.sharding == sharding(), ErrorCode::corrupt_data,
         fmt::format("{}, which shares out another part of the state than rank 0 in {}", where,
                     shards_[0].folder.string()));
   check(state == state_, ErrorCode::corrupt_data,
@@ -173,7 +173,7 @@ void SavedState::make_slots(std::uint32_t rank) {
   Shard& shard = shards_[rank];
   plan::Workload own = workload_;
   own.replicas.index = grid_.replica_of(rank);
-  own.stage.chunks = decode_part(shard.tiles->commit().payload).layers;
+  own.stage.chunks = decode_rank(shard.tiles->commit().payload).layers;
   plan::empty_other_stages(own);
   shard.slots = {shape_.format, plan::make_tiles(own, shape_.tile_parameters), own.blocks.size()};
   const std::uint32_t stage = grid_.stage_of(rank);
@@ -204,10 +204,10 @@ std::span<std::byte> SavedState::staging_of(std::uint32_t rank) const {
   return staging_.host().subspan(grid_.tensor_index_of(rank) * bytes, bytes);
 }
 
-void SavedState::stage(std::uint32_t rank, std::uint32_t tile) const {
-  auto& staged = staged_[grid_.tensor_index_of(rank)];
-  if (staged == std::pair{rank, tile}) return;
-  staged.reset();
+void SavedState::load(std::uint32_t rank, std::uint32_t tile) const {
+  auto& loaded = loaded_[grid_.tensor_index_of(rank)];
+  if (loaded == std::pair{rank, tile}) return;
+  loaded.reset();
   const Shard& shard = shards_[rank];
   const std::string name = rank_text(rank, shards_.size());
   name_rank(name.empty() ? name : fmt::format("{} at step {}", name, state_.step), [&] {
@@ -220,17 +220,17 @@ void SavedState::stage(std::uint32_t rank, std::uint32_t tile) const {
                     "take a kept checkpoint",
                     tile, shard.folder.string()));
   });
-  staged = {rank, tile};
+  loaded = {rank, tile};
 }
 
 void SavedState::verify() const {
   for (std::uint32_t rank = 0; rank < shards_.size(); ++rank) {
     const std::size_t tiles = shards_[rank].slots.tiles().size();
-    for (std::uint32_t tile = 0; tile < tiles; ++tile) stage(rank, tile);
+    for (std::uint32_t tile = 0; tile < tiles; ++tile) load(rank, tile);
   }
 }
 
-/// Calls `body(Piece)` with each part of the range staged, in order. Where every replica has all,
+/// Calls `body(Piece)` with each part of the range loaded, in order. Where every replica has all,
 /// the first one answers.
 template <class Body>
 void SavedState::for_each_piece(std::uint32_t part, BlockIndex block, ElementCount first,
@@ -247,7 +247,7 @@ void SavedState::for_each_piece(std::uint32_t part, BlockIndex block, ElementCou
                       static_cast<std::uint32_t>((at - shard * shard_size) / tile_size);
     const plan::Tile& t = slots.tiles()[tile];
     const std::uint64_t last = std::min(end, (t.first + t.count).value());
-    stage(rank, tile);
+    load(rank, tile);
     body(Piece{.slot = staging_of(rank).data(),
                .layout = cpu_adam::part_of(slots.layout(tile), at - t.first.value(), last - at),
                .first = at - first.value(),

@@ -103,7 +103,7 @@ class SavedState {
   };
   /// The part of a wanted range that one saved tile has.
   struct Piece {
-    const std::byte* slot;         ///< that is staged
+    const std::byte* slot;         ///< that is loaded
     cpu_adam::StateLayout layout;  ///< of the part in it
     std::size_t first;             ///< in the wanted range
     std::size_t count;
@@ -114,7 +114,7 @@ class SavedState {
   void check_rank(std::uint32_t rank, std::size_t stores);
   void make_slots(std::uint32_t rank);
   void check_whole() const;
-  /// Calls `body` with each staged piece of a range of a block, as one rank of a tensor group has
+  /// Calls `body` with each loaded piece of a range of a block, as one rank of a tensor group has
   /// it.
   template <class Body>
   void for_each_piece(std::uint32_t part, BlockIndex block, ElementCount first, ElementCount count,
@@ -123,7 +123,7 @@ class SavedState {
                  const cpu_adam::WideState& wide) const;
   void make_parts();
   [[nodiscard]] std::span<std::byte> staging_of(std::uint32_t rank) const;
-  void stage(std::uint32_t rank, std::uint32_t tile) const;
+  void load(std::uint32_t rank, std::uint32_t tile) const;
 
   SavedShape shape_;
   plan::Grid grid_;
@@ -137,8 +137,8 @@ class SavedState {
   std::unique_ptr<offload::DeviceBackend> backend_;
   Bytes largest_slot_;
   offload::PinnedMemory staging_;  ///< a slot for each of a tensor group
-  /// By part: the rank and the tile whose slot is staged.
-  mutable std::vector<std::optional<std::pair<std::uint32_t, std::uint32_t>>> staged_;
+  /// By part: the rank and the tile whose slot is loaded.
+  mutable std::vector<std::optional<std::pair<std::uint32_t, std::uint32_t>>> loaded_;
 };
 
 }  // namespace spillway::engine

@@ -19,7 +19,7 @@ StateOps::StateOps(OpContext& context, WorkerChecksum& checksum)
   context_.decisions.commit.payload.reserve(nvme_swap::kMaxCommitPayload);
 }
 
-void StateOps::stage(const Op& op, offload::Stream& stream) {
+void StateOps::copy_to_staging(const Op& op, offload::Stream& stream) {
   const OpMemory memory = context_.memory_of(op);
   const StateSlots& slots = context_.resources.slots;
   const plan::Buffer staging = memory.write(ValueKind::state, op.tile);

@@ -20,7 +20,7 @@ class StateOps {
 
   /// Brings state that lives on the device, and the parameters that belong to it, to a staging
   /// buffer on its way to the disk.
-  void stage(const plan::Op& op, offload::Stream& stream);
+  void copy_to_staging(const plan::Op& op, offload::Stream& stream);
   [[nodiscard]] Ticket read(const plan::Op& op);
   [[nodiscard]] Ticket write(const plan::Op& op);
   [[nodiscard]] Ticket commit();

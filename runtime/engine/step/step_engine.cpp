@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "runtime/base/error.hpp"
 #include "runtime/engine/device/compute_device.hpp"
 #include "runtime/engine/step/training_state.hpp"
 
@@ -28,32 +29,34 @@ offload::DeviceMemory make_constants(model::Transformer* transformer,
 }
 
 std::vector<BlockGroups> groups_of(const EngineSetup& setup, const ModelRuntime& model) {
-  if (model.transformer == nullptr) return setup.groups;
-  return decay_groups(model.transformer->layout(), setup.workload, setup.options.decay);
+  if (setup.foreign) return setup.foreign->groups;
+  SPILLWAY_ASSERT(model.transformer != nullptr);
+  return decay_groups(model.transformer->layout(), setup.work.workload, setup.work.options.decay);
 }
 
 /// Passes that are measured alone exchange nothing, whatever ranks their workload names.
 void check_ranks(const EngineSetup& setup, const RankGroups& ranks) {
-  if (ranks.alone() && setup.store_options.directories.empty()) return;
-  const SavedPart part = saved_part_of(setup.workload);
-  SPILLWAY_ASSERT((ranks.place() == plan::GridPlace{part.grid, part.rank}));
+  if (ranks.alone() && setup.store.options.directories.empty()) return;
+  const SavedRank saved = saved_rank_of(setup.work.workload);
+  SPILLWAY_ASSERT((ranks.place() == plan::GridPlace{saved.grid, saved.rank}));
   const bool on_gpus = ranks.gpu(RankGroups::Group::job) != nullptr;
-  SPILLWAY_ASSERT(ranks.alone() || on_gpus == (setup.options.device == config::DeviceKind::cuda));
+  SPILLWAY_ASSERT(ranks.alone() ||
+                  on_gpus == (setup.work.options.device == config::DeviceKind::cuda));
 }
 
 }  // namespace
 
 StepEngine::StepEngine(const EngineSetup& setup, const ModelRuntime& model)
-    : StepEngine(setup, model, plan::make_pools(setup.workload, setup.placement)) {}
+    : StepEngine(setup, model, plan::make_pools(setup.work.workload, setup.work.placement)) {}
 
 StepEngine::StepEngine(EngineSetup setup, const ModelRuntime& model, plan::Pools pools)
     : setup_(std::move(setup)),
       ranks_(setup_.ranks == nullptr ? alone_ : *setup_.ranks),
-      backend_(make_backend(setup_.options, setup_.budgets, &wake_)),
+      backend_(make_backend(options(), setup_.work.budgets, &wake_)),
       streams_(std::make_unique<Streams>(*backend_, ranks_.gpu(RankGroups::Group::job))),
       constants_(make_constants(model.transformer.get(), *backend_, *streams_->upload)),
-      device_math_(make_device_math(setup_.options, *streams_->compute)),
-      slots_(setup_.workload, setup_.placement),
+      device_math_(make_device_math(options(), *streams_->compute)),
+      slots_(workload(), placement()),
       memory_(std::make_unique<Memory>(std::move(pools), *backend_)) {
   check_ranks(setup_, ranks_);
   if (!ranks_.alone()) ranks_.host(RankGroups::Group::job)->wake_with(&wake_);
@@ -61,10 +64,10 @@ StepEngine::StepEngine(EngineSetup setup, const ModelRuntime& model, plan::Pools
   open_store();
   open_activation_store();
   workers_ = std::make_unique<cpu_adam::WorkerPool>(
-      cpu_adam::WorkerPoolOptions{.threads = setup_.options.threads, .wake = &wake_});
+      cpu_adam::WorkerPoolOptions{.threads = options().threads, .wake = &wake_});
   actions_ = std::make_unique<OpActions>(
-      OpResources{.workload = setup_.workload,
-                  .placement = setup_.placement,
+      OpResources{.workload = workload(),
+                  .placement = placement(),
                   .memory = *memory_,
                   .slots = slots_,
                   .transformer = model.transformer.get(),
@@ -72,11 +75,11 @@ StepEngine::StepEngine(EngineSetup setup, const ModelRuntime& model, plan::Pools
                   .workers = *workers_,
                   .store = store_.get(),
                   .activation_store = activation_store_.get(),
-                  .isa = setup_.options.isa.value_or(cpu_adam::best_isa()),
-                  .kernel = update_kernel(setup_.options, setup_.workload),
+                  .isa = isa(),
+                  .kernel = update_kernel(options(), workload()),
                   .update_prefetch = setup_.update_prefetch,
                   .groups = groups_of(setup_, model),
-                  .framework = setup_.framework,
+                  .framework = setup_.foreign ? &setup_.foreign->framework : nullptr,
                   .ranks = ranks_});
 }
 
@@ -86,17 +89,18 @@ StepEngine::~StepEngine() {
 }
 
 void StepEngine::open_store() {
-  nvme_swap::StoreOptions& options = setup_.store_options;
+  nvme_swap::StoreOptions& options = setup_.store.options;
   if (options.directories.empty()) return;
   options.wake = &wake_;
-  if (setup_.placement.any_state(plan::Tier::nvme)) {
+  if (placement().any_state(plan::Tier::nvme)) {
     options.buffers = {memory_->all_host(plan::PoolKind::state_staging)};
   }
-  if (setup_.start == Start::anew) {
+  if (setup_.store.start == Start::anew) {
     store_ = nvme_swap::TileStore::create(options, slots_.store_layout());
   } else {
-    store_ = setup_.resume_at ? nvme_swap::TileStore::open_at(options, *setup_.resume_at)
-                              : nvme_swap::TileStore::open(options);
+    store_ = setup_.store.resume_at
+                 ? nvme_swap::TileStore::open_at(options, *setup_.store.resume_at)
+                 : nvme_swap::TileStore::open(options);
   }
 }
 
@@ -104,7 +108,7 @@ void StepEngine::open_store() {
 void StepEngine::open_activation_store() {
   const nvme_swap::StoreLayout layout{.tiles = ActivationTiles(*memory_).tiles()};
   if (layout.tiles.empty()) return;
-  nvme_swap::StoreOptions scratch = setup_.store_options;
+  nvme_swap::StoreOptions scratch = setup_.store.options;
   scratch.name = "activations";
   scratch.slots = 1;
   scratch.remove_on_close = true;
@@ -121,13 +125,24 @@ data::MicroBatch StepEngine::batch(std::uint32_t pass) const {
   const std::span<std::byte> bytes = memory_->host({plan::PoolKind::host_tokens, pass});
   const std::span tokens{reinterpret_cast<std::int32_t*>(bytes.data()),
                          bytes.size() / sizeof(std::int32_t)};
-  return {tokens, setup_.options.context, setup_.config.vocab_size};
+  return {tokens, options().context, setup_.work.config.vocab_size};
 }
 
 std::span<const double> StepEngine::losses() {
   const std::span<std::byte> bytes = memory_->host(slots_.losses());
   streams_->compute->download(bytes, memory_->all_device(plan::PoolKind::device_losses));
   streams_->compute->synchronize();
+  return {reinterpret_cast<const double*>(bytes.data()), bytes.size() / sizeof(double)};
+}
+
+std::span<const double> StepEngine::norm_leaves(std::uint32_t block) {
+  const std::span<std::byte> bytes =
+      memory_->host(slots_.tiles_of(plan::PoolKind::host_leaves, block));
+  if (placement().blocks[block].state == plan::Tier::device) {
+    streams_->compute->download(
+        bytes, memory_->device(slots_.tiles_of(plan::PoolKind::device_leaves, block)));
+    streams_->compute->synchronize();
+  }
   return {reinterpret_cast<const double*>(bytes.data()), bytes.size() / sizeof(double)};
 }
 

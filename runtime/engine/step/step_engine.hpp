@@ -22,23 +22,38 @@
 
 namespace spillway::engine {
 
+/// What every engine runs. No member has a default: gcc refuses an initializer that leaves one out.
+struct EngineWork {
+  model::ModelConfig config;     ///< empty where another framework runs the passes
+  config::TrainOptions options;  ///< resolved
+  plan::Workload workload;
+  plan::Budgets budgets;
+  plan::Placement placement;
+};
+
 /// Whether the store of the state is made or was there before.
 enum class Start : std::uint8_t { anew, resumed };
 
-/// What an engine runs, and with what.
-struct EngineSetup {
-  model::ModelConfig config{};
-  config::TrainOptions options{};  ///< resolved
-  plan::Workload workload{};
-  plan::Budgets budgets{};
-  plan::Placement placement{};
-  nvme_swap::StoreOptions store_options{};  ///< of the state; without directories there is no store
+/// Where state is kept on disk, of what trains.
+struct StateStore {
+  nvme_swap::StoreOptions options{};  ///< without directories there is no store
   Start start = Start::anew;
   std::optional<StepIndex> resume_at{};  ///< of a store of many ranks; absent: the newest commit
-  std::size_t update_prefetch = 0;       ///< the updates' software prefetch distance
-  /// Parameter groups by block, which no model gives where another framework runs the passes.
-  std::vector<BlockGroups> groups{};
-  ExternalFramework* framework = nullptr;  ///< that framework
+};
+
+/// Another framework that runs the passes, and the parameter groups by block, which no model gives
+/// there.
+struct ForeignPasses {
+  ExternalFramework& framework;  ///< outlives the engine
+  std::vector<BlockGroups> groups;
+};
+
+/// What an engine is made of: its work, and what only some engines have beside it.
+struct EngineSetup {
+  EngineWork work;
+  StateStore store{};
+  std::optional<ForeignPasses> foreign{};  ///< absent: a model runs the passes
+  std::size_t update_prefetch = 0;         ///< the updates' software prefetch distance
   RankGroups* ranks = nullptr;             ///< outlives the engine; null: this rank is alone
 };
 
@@ -54,6 +69,10 @@ class StepEngine {
   ~StepEngine();
 
   [[nodiscard]] const EngineSetup& setup() const { return setup_; }
+  [[nodiscard]] const config::TrainOptions& options() const { return setup_.work.options; }
+  [[nodiscard]] const plan::Workload& workload() const { return setup_.work.workload; }
+  [[nodiscard]] const plan::Placement& placement() const { return setup_.work.placement; }
+  [[nodiscard]] cpu_adam::Isa isa() const { return options().isa.value_or(cpu_adam::best_isa()); }
   [[nodiscard]] offload::DeviceBackend& backend() const { return *backend_; }
   /// Gives the backend away, which must still outlive this object. Nothing runs any more.
   [[nodiscard]] std::unique_ptr<offload::DeviceBackend> take_backend() {
@@ -71,6 +90,9 @@ class StepEngine {
   [[nodiscard]] data::MicroBatch batch(std::uint32_t pass) const;
   /// Returns the losses of all passes of the last plan. Blocks.
   [[nodiscard]] std::span<const double> losses();
+  /// Returns the sums of squares of the leaves of a block's gradient, as the last plan left it.
+  /// Blocks.
+  [[nodiscard]] std::span<const double> norm_leaves(std::uint32_t block);
   /// Returns the signal that everything notifies when it completes.
   [[nodiscard]] WakeSignal& wake() { return wake_; }
   /// Makes a plan ready to run.

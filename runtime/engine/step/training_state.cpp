@@ -94,7 +94,7 @@ std::vector<plan::BlockRange> read_layers(std::span<const std::byte> bytes) {
 }
 
 /// Reads what is behind the record: the stage, the part of a tensor group, and the layers.
-void read_place(std::span<const std::byte> bytes, bool of_part, SavedPart& part) {
+void read_place(std::span<const std::byte> bytes, bool of_part, SavedRank& saved) {
   StageRecord stage;
   PartRecord tensor;
   const std::size_t size = bytes.size();
@@ -106,15 +106,15 @@ void read_place(std::span<const std::byte> bytes, bool of_part, SavedPart& part)
         ErrorCode::corrupt_data,
         fmt::format("training state of stage {} of {} and part {} of {}, with {} bytes of it",
                     stage.stage, stage.stages, tensor.part, tensor.parts, size));
-  part.layers = read_layers(bytes);
-  part.grid.stages = stage.stages;
-  part.grid.tensor = tensor.parts;
-  part.rank = part.grid.rank_of(stage.stage, part.rank, tensor.part);
+  saved.layers = read_layers(bytes);
+  saved.grid.stages = stage.stages;
+  saved.grid.tensor = tensor.parts;
+  saved.rank = saved.grid.rank_of(stage.stage, saved.rank, tensor.part);
 }
 
 }  // namespace
 
-SavedPart saved_part_of(const plan::Workload& workload) {
+SavedRank saved_rank_of(const plan::Workload& workload) {
   const plan::Grid grid = workload.grid();
   return {
       .grid = grid,
@@ -123,16 +123,16 @@ SavedPart saved_part_of(const plan::Workload& workload) {
       .layers = workload.stage.chunks};
 }
 
-std::string to_text(const SavedPart& part) {
-  std::string rank = fmt::format("rank {} of {}", part.rank, part.grid.ranks());
-  if (part.grid.tensor > 1) {
-    rank +=
-        fmt::format(" with part {} of {}", part.grid.tensor_index_of(part.rank), part.grid.tensor);
+std::string to_text(const SavedRank& saved) {
+  std::string rank = fmt::format("rank {} of {}", saved.rank, saved.grid.ranks());
+  if (saved.grid.tensor > 1) {
+    rank += fmt::format(" with part {} of {}", saved.grid.tensor_index_of(saved.rank),
+                        saved.grid.tensor);
   }
-  if (part.layers.empty()) return rank;
+  if (saved.layers.empty()) return rank;
   std::vector<std::string> layers;
-  layers.reserve(part.layers.size());
-  for (const plan::BlockRange& range : part.layers) {
+  layers.reserve(saved.layers.size());
+  for (const plan::BlockRange& range : saved.layers) {
     layers.push_back(fmt::format("{} to {}", range.first, range.end - 1));
   }
   return fmt::format("{} with layers {}", rank, fmt::join(layers, ", "));
@@ -187,16 +187,16 @@ TrainingState decode(std::span<const std::byte> bytes) {
   return state;
 }
 
-SavedPart decode_part(std::span<const std::byte> bytes) {
+SavedRank decode_rank(std::span<const std::byte> bytes) {
   const Record record = read_record(bytes);
-  SavedPart part{.grid = {.stages = 1, .replicas = record.ranks},
-                 .rank = record.rank,
-                 .sharding = static_cast<plan::Sharding>(record.sharding),
-                 .layers = {}};
+  SavedRank saved{.grid = {.stages = 1, .replicas = record.ranks},
+                  .rank = record.rank,
+                  .sharding = static_cast<plan::Sharding>(record.sharding),
+                  .layers = {}};
   if (bytes.size() > sizeof record) {
-    read_place(bytes.subspan(sizeof record), record.version == kVersionOfParts, part);
+    read_place(bytes.subspan(sizeof record), record.version == kVersionOfParts, saved);
   }
-  return part;
+  return saved;
 }
 
 }  // namespace spillway::engine

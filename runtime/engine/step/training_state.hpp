@@ -26,17 +26,17 @@ struct TrainingState {
 };
 
 /// The rank whose tiles a commit names, and what it has of the model.
-struct SavedPart {
+struct SavedRank {
   plan::Grid grid;
   std::uint32_t rank = 0;  ///< of `grid.ranks()`
   plan::Sharding sharding = plan::Sharding::none;
   std::vector<plan::BlockRange> layers;  ///< of the rank's stage; none: all, there is one
 
-  bool operator==(const SavedPart&) const = default;
+  bool operator==(const SavedRank&) const = default;
 };
-[[nodiscard]] SavedPart saved_part_of(const plan::Workload& workload);
+[[nodiscard]] SavedRank saved_rank_of(const plan::Workload& workload);
 /// Returns "rank 1 of 4", and of a pipeline which layers it has.
-[[nodiscard]] std::string to_text(const SavedPart& part);
+[[nodiscard]] std::string to_text(const SavedRank& saved);
 
 /// Writes a little-endian record with a version. Allocates nothing if `bytes` has the capacity.
 /// `workload`: of the rank whose tiles the commit names.
@@ -45,6 +45,6 @@ void encode(const TrainingState& state, const plan::Workload& workload,
 /// Reads the state from a record. Throws `Error{corrupt_data}` for another version or length.
 [[nodiscard]] TrainingState decode(std::span<const std::byte> bytes);
 /// Reads from a record whose tiles the commit names. Throws the same.
-[[nodiscard]] SavedPart decode_part(std::span<const std::byte> bytes);
+[[nodiscard]] SavedRank decode_rank(std::span<const std::byte> bytes);
 
 }  // namespace spillway::engine

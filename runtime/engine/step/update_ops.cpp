@@ -108,7 +108,7 @@ UpdateOps::Groups UpdateOps::groups_of(std::uint32_t block) const {
 }
 
 void UpdateOps::device_update(const Op& op) const {
-  SPILLWAY_ASSERT(context_.decisions.update.parts.empty());
+  SPILLWAY_ASSERT(context_.decisions.update.overrides.empty());
   const OpMemory memory = context_.memory_of(op);
   context_.resources.device_math.update(
       types_, groups_of(op.block),
@@ -125,12 +125,12 @@ void UpdateOps::host_update(const Op& op) {
   const cpu_adam::UpdateRange whole = tile_range(
       op.tile, state.data(), memory.host(memory.read(ValueKind::total_gradient, op.block)).data(),
       parameters.data());
-  const auto& parts = context_.decisions.update.parts;
-  const Groups same = parts.empty() ? groups_of(op.block) : Groups{};
+  const auto& overrides = context_.decisions.update.overrides;
+  const Groups same = overrides.empty() ? groups_of(op.block) : Groups{};
   // What another framework has computed with is what is updated.
   const bool follows_values = context_.resources.framework != nullptr;
   const std::span<const cpu_adam::ParameterGroup> groups =
-      parts.empty() ? std::span<const cpu_adam::ParameterGroup>(same) : parts[op.block];
+      overrides.empty() ? std::span<const cpu_adam::ParameterGroup>(same) : overrides[op.block];
   if (memory.writes(ValueKind::checksum, op.tile)) {
     const TileChecksums sums = tile_update_.run(
         {.kernel = kernel_,

@@ -35,7 +35,7 @@ struct PendingUpdate {
   std::vector<cpu_adam::UpdateScalars> groups;  ///< as BlockGroups counts them
   /// Per-block overrides of `groups`, used where parameters within a group differ: in whether they
   /// are updated, or how often they were. Empty: they do not differ.
-  std::vector<std::vector<cpu_adam::ParameterGroup>> parts{};
+  std::vector<std::vector<cpu_adam::ParameterGroup>> overrides{};
 };
 
 /// Returns what weight decay applies to of each block, and behind it the rest, padding included.

@@ -7,12 +7,12 @@
 namespace spillway::engine {
 
 Evaluation evaluate(StepEngine& engine, Executor& executor, const data::TokenFile& tokens) {
-  const config::TrainOptions& options = engine.setup().options;
+  const config::TrainOptions& options = engine.options();
   check(tokens.size() > options.context, ErrorCode::invalid_argument,
         fmt::format("the file holds {} tokens, fewer than one window of {} and its targets",
                     tokens.size(), options.context));
   const std::uint64_t windows = data::window_count(tokens, options.context);
-  const plan::Workload& workload = engine.setup().workload;
+  const plan::Workload& workload = engine.workload();
   const std::uint32_t micro_batches = workload.micro_batches;
   const std::uint64_t at_once = std::uint64_t{options.micro_batch} * micro_batches;
   double sum = 0;

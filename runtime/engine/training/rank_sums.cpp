@@ -5,7 +5,7 @@
 namespace spillway::engine {
 
 RankSums::RankSums(StepEngine& engine) : engine_(engine) {
-  const plan::Workload& workload = engine_.setup().workload;
+  const plan::Workload& workload = engine_.workload();
   first_leaf_.push_back(0);
   std::size_t largest = 0;
   for (std::uint32_t block = 0; block < workload.blocks.size(); ++block) {
@@ -31,7 +31,7 @@ std::span<const double> RankSums::of_rank(std::uint32_t rank) const {
 }
 
 double RankSums::loss() const {
-  const plan::Workload& workload = engine_.setup().workload;
+  const plan::Workload& workload = engine_.workload();
   double sum = 0;
   for (std::uint32_t round = 0; round < workload.rounds; ++round) {
     for (std::uint32_t rank = 0; rank < workload.replicas.count; ++rank) {
@@ -47,7 +47,7 @@ double RankSums::loss() const {
 std::span<const double> RankSums::leaves(std::uint32_t block) {
   const std::size_t first = first_leaf_[block];
   const std::size_t count = first_leaf_[block + 1] - first;
-  const std::uint32_t shards = engine_.setup().workload.shards();
+  const std::uint32_t shards = engine_.workload().shards();
   for (std::uint32_t rank = 0; rank < shards; ++rank) {
     std::ranges::copy(of_rank(rank).subspan(first, count),
                       std::span(leaves_).subspan(rank * count, count).begin());

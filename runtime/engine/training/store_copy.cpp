@@ -3,7 +3,7 @@
 namespace spillway::engine {
 
 void StoreCopy::begin(const nvme_swap::StoreOptions& options) {
-  const nvme_swap::StoreOptions& own = engine_.setup().store_options;
+  const nvme_swap::StoreOptions& own = engine_.setup().store.options;
   step_.reset();
   options_ = options;
   options_.engine = own.engine;

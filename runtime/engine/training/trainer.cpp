@@ -10,6 +10,7 @@
 #include "runtime/base/elapsed.hpp"
 #include "runtime/base/error.hpp"
 #include "runtime/config/schedule.hpp"
+#include "runtime/plan/step/step_builder.hpp"
 
 namespace spillway::engine {
 
@@ -25,30 +26,34 @@ double sum_of(std::span<const double> squares) {
 }  // namespace
 
 Trainer::Trainer(const EngineSetup& setup, ModelRuntime model)
-    : StepCycle(setup, std::move(model)),
-      steps_of_sums_(steps_of_sums(setup.options, setup.workload)),
-      squares_(steps_of_sums_ * (setup.workload.blocks.size() + 1)),
-      evaluation_executor_(engine().prepare(plan::build_evaluation(workload(), placement()))) {
+    : model_(std::move(model)),
+      engine_(setup, model_),
+      cycle_(engine_),
+      steps_of_sums_(steps_of_sums(engine_.options(), workload())),
+      squares_(steps_of_sums_ * (workload().blocks.size() + 1)),
+      evaluation_executor_(
+          engine_.prepare(plan::build_evaluation(workload(), engine_.placement()))) {
   results_.reserve(steps_of_sums_);
-  ranks().expect_sums(Group::tensor, workload().blocks.size() + 1);
-  ranks().expect_sums(Group::stages, squares_.size());
-  if (ranks().host(Group::replicas) != nullptr) rank_sums_.emplace(engine());
-  if (setup.start == Start::resumed) return;
-  state_.loss_scale =
-      config::initial_loss_scale(options().loss_scale, options().compute == DType::fp16);
+  engine_.ranks().expect_sums(Group::tensor, workload().blocks.size() + 1);
+  engine_.ranks().expect_sums(Group::stages, squares_.size());
+  if (engine_.ranks().host(Group::replicas) != nullptr) rank_sums_.emplace(engine_);
+  if (setup.store.start == Start::resumed) return;
+  cycle_.state().loss_scale =
+      config::initial_loss_scale(engine_.options().loss_scale, workload().compute == DType::fp16);
 }
 
 /// The ranks take their micro-batches of a round one after the other, so that the order of the data
 /// does not depend on their number. Rounds of the next step may begin in this one.
 void Trainer::fetch(const data::TokenFile& tokens, const data::Sampler& sampler) {
   const plan::Replicas& replicas = workload().replicas;
-  const std::uint64_t windows = std::uint64_t{options().micro_batch} * workload().micro_batches;
+  const std::uint64_t windows =
+      std::uint64_t{engine_.options().micro_batch} * workload().micro_batches;
   const std::uint32_t rounds = workload().rounds + workload().stage.begun;
   for (std::uint32_t round = 0; round < rounds; ++round) {
     std::uint64_t cursor =
-        state_.cursor + (std::uint64_t{round} * replicas.count + replicas.index) * windows;
+        cycle_.state().cursor + (std::uint64_t{round} * replicas.count + replicas.index) * windows;
     for (std::uint32_t m = 0; m < workload().micro_batches; ++m) {
-      const data::MicroBatch batch = engine().batch(round * workload().micro_batches + m);
+      const data::MicroBatch batch = engine_.batch(round * workload().micro_batches + m);
       for (std::size_t row = 0; row < batch.rows(); ++row) {
         data::read_window(tokens, sampler.first_token(cursor++), batch, row);
       }
@@ -57,7 +62,7 @@ void Trainer::fetch(const data::TokenFile& tokens, const data::Sampler& sampler)
 }
 
 double Trainer::sum_losses() {
-  const std::span<const double> losses = engine().losses();
+  const std::span<const double> losses = engine_.losses();
   if (!rank_sums_) return std::accumulate(losses.begin(), losses.end(), 0.0);
   rank_sums_->gather();
   return rank_sums_->loss();
@@ -83,13 +88,13 @@ void Trainer::sum_up(std::span<double> squares) {
   for (std::uint32_t block = 0; block < workload().blocks.size(); ++block) {
     if (workload().blocks[block].padded_parameters == ElementCount{}) continue;
     const std::span<const double> leaves =
-        rank_sums_ ? rank_sums_->leaves(block) : norm_leaves(block);
+        rank_sums_ ? rank_sums_->leaves(block) : engine_.norm_leaves(block);
     squares[block] = cpu_adam::sum_leaves(leaves.first(own_leaves(block, leaves.size())));
   }
   if (workload().runs(workload().head_layer()) && workload().tensor.index == 0) {
     squares.back() = loss;
   }
-  ranks().add_up(Group::tensor, squares);
+  engine_.ranks().add_up(Group::tensor, squares);
 }
 
 std::span<const StepResult> Trainer::step(const data::TokenFile& tokens,
@@ -98,20 +103,23 @@ std::span<const StepResult> Trainer::step(const data::TokenFile& tokens,
   if (results_complete_) results_.clear();
   results_complete_ = false;
   fetch(tokens, sampler);
+  TrainingState& state = cycle_.state();
   StepResult& result = results_.emplace_back();
   result.tokens = plan::tokens_of_step(workload());
-  result.scale = state_.loss_scale.scale;
-  engine().actions().decisions().loss_gradient_scale =
+  result.scale = state.loss_scale.scale;
+  engine_.actions().decisions().loss_gradient_scale =
       static_cast<float>(result.scale / static_cast<double>(result.tokens));
-  const bool commits = commits_next();
-  run_step();
+  const bool commits = cycle_.commits().due_next();
+  cycle_.run_step();
 
   const std::span<double> squares = squares_of(results_.size() - 1);
   sum_up(squares);
-  state_.cursor += config::windows_of_step(options()) * workload().replicas.count;
-  result.step = ++state_.step;
-  if (steps_of_sums_ > 1) decide_early(options(), state_, result, sum_of(squares), pending_);
-  if (commits || commits_next() || results_.size() == steps_of_sums_) {
+  state.cursor += config::windows_of_step(engine_.options()) * workload().replicas.count;
+  result.step = ++state.step;
+  if (steps_of_sums_ > 1) {
+    decide_early(engine_.options(), state, result, sum_of(squares), cycle_.update());
+  }
+  if (commits || cycle_.commits().due_next() || results_.size() == steps_of_sums_) {
     static_cast<void>(gather_results());
   }
   result.seconds = seconds_since(begin);
@@ -121,28 +129,27 @@ std::span<const StepResult> Trainer::step(const data::TokenFile& tokens,
 std::span<const StepResult> Trainer::gather_results() {
   if (results_complete_) return {};
   results_complete_ = true;
-  ranks().add_up(Group::stages,
-                 std::span(squares_).first(results_.size() * (workload().blocks.size() + 1)));
+  engine_.ranks().add_up(
+      Group::stages, std::span(squares_).first(results_.size() * (workload().blocks.size() + 1)));
   for (std::size_t i = 0; i < results_.size(); ++i) {
     StepResult& result = results_[i];
     const std::span<const double> squares = squares_of(i);
     result.loss = squares.back() / static_cast<double>(result.tokens);
     result.grad_norm = std::sqrt(sum_of(squares)) / result.scale;
     if (steps_of_sums_ > 1) {
-      judge_late(options(), state_, result);
+      judge_late(engine_.options(), cycle_.state(), result);
     } else {
-      decide_update(options(), state_, result, pending_);
+      decide_update(engine_.options(), cycle_.state(), result, cycle_.update());
     }
   }
   return results_;
 }
 
 Evaluation Trainer::evaluate(const data::TokenFile& tokens) {
-  flush(Commits::no);
-  forget_rounds_in_flight();
-  sound_ = false;
-  const Evaluation evaluation = engine::evaluate(engine(), *evaluation_executor_, tokens);
-  sound_ = true;
+  cycle_.flush(Commit::no);
+  Evaluation evaluation;
+  cycle_.run_over_rounds_in_flight(
+      [&] { evaluation = engine::evaluate(engine_, *evaluation_executor_, tokens); });
   return evaluation;
 }
 

@@ -16,9 +16,10 @@
 
 namespace spillway::engine {
 
-class Trainer final : public StepCycle {
+class Trainer {
  public:
-  /// Allocates everything that the placement names.
+  /// Allocates everything that the placement names, and goes on from the store's commit if the
+  /// setup resumes one.
   Trainer(const EngineSetup& setup, ModelRuntime model);
 
   /// Runs a step, and returns the results that are known then: that of this step or, of stages that
@@ -35,9 +36,12 @@ class Trainer final : public StepCycle {
   /// Returns the mean loss over all whole windows of `tokens`, in file order.
   Evaluation evaluate(const data::TokenFile& tokens);
 
-  /// Returns the store of the state.
-  [[nodiscard]] const nvme_swap::TileStore& store() const { return *engine().store(); }
-  [[nodiscard]] const model::ModelLayout& layout() const { return model().transformer->layout(); }
+  [[nodiscard]] const TrainingState& state() const { return cycle_.state(); }
+  /// Returns the state, its lists and its commits.
+  [[nodiscard]] StepCycle& cycle() { return cycle_; }
+  [[nodiscard]] const StepCycle& cycle() const { return cycle_; }
+  [[nodiscard]] const StepEngine& engine() const { return engine_; }
+  [[nodiscard]] const model::ModelLayout& layout() const { return model_.transformer->layout(); }
 
  private:
   void fetch(const data::TokenFile& tokens, const data::Sampler& sampler);
@@ -45,7 +49,11 @@ class Trainer final : public StepCycle {
   [[nodiscard]] std::size_t own_leaves(std::uint32_t block, std::size_t all) const;
   void sum_up(std::span<double> squares);
   [[nodiscard]] std::span<double> squares_of(std::size_t result);
+  [[nodiscard]] const plan::Workload& workload() const { return engine_.workload(); }
 
+  ModelRuntime model_;  // outlives the engine
+  StepEngine engine_;
+  StepCycle cycle_;
   const std::uint32_t steps_of_sums_;
   std::optional<RankSums> rank_sums_;  // where the stage has several ranks
   std::vector<StepResult> results_;    // since the stages have met

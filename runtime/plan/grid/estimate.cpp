@@ -109,6 +109,49 @@ double exposed(double traffic, double pass, double layers) {
   return std::max(traffic / layers, traffic - pass * (1 - 1 / layers));
 }
 
+/// What a stage does in a step.
+struct StageWork {
+  StageSeconds passes;
+  GridSeconds busy;
+  double ends = 0;  ///< traffic of its replicas that no pass hides
+};
+
+StageWork work_of_stage(const GridWork& work, const GridPipeline& on, const GridMachine& machine,
+                        const GridChoice& choice, std::uint32_t stage) {
+  const double rounds = on.pipeline.rounds;
+  const double parameters = parameters_of(work, on, choice.cut, stage);
+  const DataSeconds data = data_of_stage(work, machine, choice, parameters);
+  StageWork made;
+  double layers = 0;
+  double forward = 0;
+  double backward = 0;
+  for (std::size_t part = stage; part < on.parts.size(); part += choice.stages) {
+    layers += on.parts[part].end - on.parts[part].first;
+    const auto [f, b] = passes_through(work, machine, choice, on.parts[part]);
+    const double pass_forward = std::max(f.sum(), data.each_forward / on.pipeline.chunks);
+    const double pass_backward = std::max(b.sum(), data.each_backward / on.pipeline.chunks);
+    // A pass takes some time, even one through an embedding.
+    made.passes.forward.push_back(std::max(pass_forward, 1e-12));
+    made.passes.backward.push_back(std::max(pass_backward, 1e-12));
+    made.busy.compute += rounds * (f.compute + b.compute);
+    made.busy.recompute += rounds * b.recompute;
+    made.busy.tensor += rounds * (f.tensor + b.tensor);
+    made.busy.data += rounds * (pass_forward - f.sum() + pass_backward - b.sum());
+    forward += f.sum();
+    backward += b.sum();
+  }
+  made.ends = exposed(data.before, forward, layers) + exposed(data.after, backward, layers);
+  return made;
+}
+
+double update_seconds(const GridWork& work, const GridPipeline& on, const GridMachine& machine,
+                      const GridChoice& choice, std::uint32_t stage) {
+  const double parameters = parameters_of(work, on, choice.cut, stage);
+  const double shards = choice.zero_stage >= 1 ? choice.replicas : 1;
+  const double bytes = parameters * (kUpdateBytes + element_bytes(work)) / shards;
+  return bytes / machine.device_update;
+}
+
 constexpr std::array<std::string_view, 6> kPartNames{"compute",      "memory", "tensor traffic",
                                                      "data traffic", "bubble", "update"};
 
@@ -181,38 +224,16 @@ GridMemory memory_on(const GridWork& work, const GridPipeline& on, const GridCho
 
 GridSeconds seconds_on(const GridWork& work, const GridPipeline& on, const GridMachine& machine,
                        const GridChoice& choice) {
-  const double rounds = on.pipeline.rounds;
   std::vector<StageSeconds> stages(choice.stages);
-  std::vector<GridSeconds> busy(choice.stages);
+  GridSeconds longest;
   double ends = 0;
   double update = 0;
   for (std::uint32_t stage = 0; stage < choice.stages; ++stage) {
-    const double parameters = parameters_of(work, on, choice.cut, stage);
-    const DataSeconds data = data_of_stage(work, machine, choice, parameters);
-    double layers = 0;
-    double forward = 0;
-    double backward = 0;
-    for (std::size_t part = stage; part < on.parts.size(); part += choice.stages) {
-      layers += on.parts[part].end - on.parts[part].first;
-      const auto [f, b] = passes_through(work, machine, choice, on.parts[part]);
-      const double pass_forward = std::max(f.sum(), data.each_forward / on.pipeline.chunks);
-      const double pass_backward = std::max(b.sum(), data.each_backward / on.pipeline.chunks);
-      // A pass takes some time, even one through an embedding.
-      stages[stage].forward.push_back(std::max(pass_forward, 1e-12));
-      stages[stage].backward.push_back(std::max(pass_backward, 1e-12));
-      GridSeconds& sum = busy[stage];
-      sum.compute += rounds * (f.compute + b.compute);
-      sum.recompute += rounds * b.recompute;
-      sum.tensor += rounds * (f.tensor + b.tensor);
-      sum.data += rounds * (pass_forward - f.sum() + pass_backward - b.sum());
-      forward += f.sum();
-      backward += b.sum();
-    }
-    ends = std::max(ends,
-                    exposed(data.before, forward, layers) + exposed(data.after, backward, layers));
-    const double shards = choice.zero_stage >= 1 ? choice.replicas : 1;
-    const double bytes = parameters * (kUpdateBytes + element_bytes(work)) / shards;
-    update = std::max(update, bytes / machine.device_update);
+    StageWork made = work_of_stage(work, on, machine, choice, stage);
+    if (stage == 0 || made.busy.step() > longest.step()) longest = made.busy;
+    stages[stage] = std::move(made.passes);
+    ends = std::max(ends, made.ends);
+    update = std::max(update, update_seconds(work, on, machine, choice, stage));
   }
   // A message is what passes between two layers; each rank sends its part.
   const double parts = choice.cut.cuts_boundaries() ? choice.cut.ranks() : 1;
@@ -221,7 +242,6 @@ GridSeconds seconds_on(const GridWork& work, const GridPipeline& on, const GridM
                              : static_cast<double>(work.workload.boundary_bytes.value()) / parts /
                                    rate_among(machine, choice.ranks());
   const double passes = seconds_of(timeline_of(on.pipeline, on.passes, stages, message));
-  GridSeconds longest = *std::ranges::max_element(busy, {}, &GridSeconds::step);
   longest.bubble = std::max(passes - longest.step(), 0.0);
   longest.data += ends;
   longest.update = update;

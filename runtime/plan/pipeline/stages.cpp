@@ -5,9 +5,11 @@
 
 #include <algorithm>
 #include <limits>
+#include <string_view>
 #include <utility>
 
 #include "runtime/base/error.hpp"
+#include "runtime/plan/operator_tiles.hpp"
 #include "runtime/plan/pipeline/stale.hpp"
 #include "runtime/plan/pipeline/timeline.hpp"
 
@@ -37,35 +39,37 @@ std::vector<StageSeconds> seconds_of(const Workload& workload, const Pipeline& p
 
 /// Number of rounds for which a stage keeps what a tied head adds: made, and not yet sent or, where
 /// there is one stage, not yet used.
-std::uint32_t tied_in_flight(const std::vector<StageEntry>& steps, const Stage& stage) {
+std::uint32_t tied_in_flight(const std::vector<StageEntry>& entries, const Stage& stage) {
   if (stage.count == 1) return stage.in_flight;
-  const auto sends = [](const StageEntry& s) { return s.tied && s.kind == StageEntry::Kind::send; };
-  const auto first = std::ranges::find_if(steps, sends);
-  if (first == steps.end()) return 1;
+  const auto sends = [](const StageEntry& e) { return e.tied && e.kind == StageEntry::Kind::send; };
+  const auto first = std::ranges::find_if(entries, sends);
+  if (first == entries.end()) return 1;
   std::uint32_t kept = 0;
   std::uint32_t most = 1;
-  for (const StageEntry& step : steps) {
-    const bool makes = step.kind == StageEntry::Kind::run && step.pass.chunk == first->pass.chunk &&
-                       step.pass.direction == Direction::forward;
+  for (const StageEntry& entry : entries) {
+    const bool makes = entry.kind == StageEntry::Kind::run &&
+                       entry.pass.chunk == first->pass.chunk &&
+                       entry.pass.direction == Direction::forward;
     if (makes) most = std::max(most, ++kept);
-    if (sends(step)) --kept;
+    if (sends(entry)) --kept;
   }
   return most;
 }
 
 /// Most passes whose boundaries wait beside those of the running pass (Stage::waiting). A message
 /// between passes takes the place of a running pass.
-std::uint32_t waiting_boundaries(const std::vector<StageEntry>& steps, const Stage& stage) {
+std::uint32_t waiting_boundaries(const std::vector<StageEntry>& entries, const Stage& stage) {
   using Kind = StageEntry::Kind;
   std::uint32_t waiting = 0;
   std::uint32_t most = 0;
-  for (const StageEntry& step : steps) {
-    if (step.tied) continue;
-    const bool forward = step.pass.direction == Direction::forward;
-    const bool embeds = stage.index == 0 && step.pass.chunk == 0;
-    if (step.kind == Kind::send || (step.kind == Kind::run && !(embeds && forward))) --waiting;
-    if (step.kind != Kind::send) most = std::max(most, waiting);
-    if (step.kind == Kind::receive || (step.kind == Kind::run && !(embeds && !forward))) ++waiting;
+  for (const StageEntry& entry : entries) {
+    if (entry.tied) continue;
+    const bool forward = entry.pass.direction == Direction::forward;
+    const bool embeds = stage.index == 0 && entry.pass.chunk == 0;
+    if (entry.kind == Kind::send || (entry.kind == Kind::run && !(embeds && forward))) --waiting;
+    if (entry.kind != Kind::send) most = std::max(most, waiting);
+    if (entry.kind == Kind::receive || (entry.kind == Kind::run && !(embeds && !forward)))
+      ++waiting;
   }
   return most;
 }
@@ -99,7 +103,7 @@ Stage stage_of_full_pipeline(const Pipeline& pipeline, const std::vector<StageSe
   Stage made{.index = stage,
              .count = pipeline.stages,
              .chunks = {},
-             .steps = full.steps[stage],
+             .entries = full.entries[stage],
              .fill = full.fill[stage],
              .ages = ages_of_rounds(pipeline, stage),
              .places = {},
@@ -113,7 +117,7 @@ Stage stage_of_full_pipeline(const Pipeline& pipeline, const std::vector<StageSe
     made.in_flight = begun + 1;
     made.phases = made.in_flight * made.versions;  // no smaller number both divide
   }
-  made.tied_in_flight = tied_in_flight(made.steps, made);
+  made.tied_in_flight = tied_in_flight(made.entries, made);
   return made;
 }
 
@@ -121,18 +125,18 @@ Stage stage_of_pipeline(const Pipeline& pipeline, const std::vector<StageSeconds
                         std::uint32_t stage) {
   const std::vector<std::vector<Pass>> passes = passes_of(pipeline);
   const Timeline timeline = timeline_of(pipeline, passes, seconds, /*message=*/0);
-  const std::vector<StageEntry> steps = steps_of(pipeline, passes, timeline)[stage];
+  const std::vector<StageEntry> entries = entries_of(pipeline, passes, timeline)[stage];
   Stage made{.index = stage,
              .count = pipeline.stages,
              .chunks = {},
-             .steps = steps,
+             .entries = entries,
              .fill = {},
              .ages = {},
              .places = {},
              .in_flight = rounds_in_flight(passes[stage]),
              .stretch = seconds_of(timeline) / busy_seconds(timeline[stage])};
-  made.tied_in_flight = tied_in_flight(steps, made);
-  made.waiting = waiting_boundaries(steps, made);
+  made.tied_in_flight = tied_in_flight(entries, made);
+  made.waiting = waiting_boundaries(entries, made);
   return made;
 }
 
@@ -201,11 +205,12 @@ void empty_other_stages(Workload& workload) {
   }
 }
 
-Workload workload_of_stage(const Workload& workload, const Pipeline& cut, std::uint32_t stage) {
-  Pipeline pipeline = cut;
+Workload workload_of_stage(const Workload& workload, const Pipeline& given, std::uint32_t stage) {
+  Pipeline pipeline = given;
   pipeline.tied_head = workload.tied_head;
-  check(!workload.tiled, ErrorCode::not_supported,
-        "this version cuts no layers into tiles in a pipeline; remove spillway.operator_tile");
+  const std::string_view excluded = why_no_operator_tiles({.stages = pipeline.stages});
+  check(!workload.operator_tiles || excluded.empty(), ErrorCode::not_supported, excluded);
+  SPILLWAY_ASSERT(!workload.operator_tiles && "one stage has nothing to cut");
   const bool full = has_stale_weights(pipeline.schedule);
   if (full) check_full_pipeline(workload, pipeline);
   const std::vector<BlockRange> parts = cut_layers(workload, pipeline);

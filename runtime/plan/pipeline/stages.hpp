@@ -22,7 +22,7 @@ void empty_other_stages(Workload& workload);
 
 /// Returns one stage's part of a workload, with the rounds of the pipeline. Throws
 /// `Error{not_supported}` for layers in tiles, and for what a pipeline that stays full excludes.
-[[nodiscard]] Workload workload_of_stage(const Workload& workload, const Pipeline& cut,
+[[nodiscard]] Workload workload_of_stage(const Workload& workload, const Pipeline& pipeline,
                                          std::uint32_t stage);
 
 }  // namespace spillway::plan

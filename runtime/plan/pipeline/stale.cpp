@@ -85,15 +85,15 @@ FullPipeline full_pipeline(const Pipeline& pipeline, const std::vector<StageSeco
   Pipeline all = pipeline;
   all.rounds *= count;
   const std::vector<std::vector<Pass>> passes = passes_of_steps(pipeline, count);
-  const std::vector<std::vector<StageEntry>> steps =
-      steps_of(all, passes, timeline_of(all, passes, seconds, /*message=*/0));
+  const std::vector<std::vector<StageEntry>> entries =
+      entries_of(all, passes, timeline_of(all, passes, seconds, /*message=*/0));
   FullPipeline full;
   for (std::uint32_t stage = 0; stage < pipeline.stages; ++stage) {
-    full.fill.push_back(only_of_step(pipeline, stage, steps[stage], 0, 0));
-    full.steps.push_back(only_of_step(pipeline, stage, steps[stage], kFull, pipeline.rounds));
+    full.fill.push_back(only_of_step(pipeline, stage, entries[stage], 0, 0));
+    full.entries.push_back(only_of_step(pipeline, stage, entries[stage], kFull, pipeline.rounds));
     std::vector<Pass>& of_stage = full.passes.emplace_back();
-    for (const StageEntry& step : full.steps.back()) {
-      if (step.kind == StageEntry::Kind::run) of_stage.push_back(step.pass);
+    for (const StageEntry& entry : full.entries.back()) {
+      if (entry.kind == StageEntry::Kind::run) of_stage.push_back(entry.pass);
     }
   }
   return full;

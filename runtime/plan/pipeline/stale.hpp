@@ -41,7 +41,7 @@ namespace spillway::plan {
 /// the work that fills it. Rounds of the next step count on from those of this one.
 struct FullPipeline {
   std::vector<std::vector<Pass>> passes;
-  std::vector<std::vector<StageEntry>> steps;
+  std::vector<std::vector<StageEntry>> entries;
   std::vector<std::vector<StageEntry>> fill;  ///< ahead of a step that finds it empty
 };
 

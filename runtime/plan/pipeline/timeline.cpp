@@ -75,6 +75,89 @@ class Times {
   std::vector<std::optional<PassTime>> times_;
 };
 
+/// The entries of each stage, with the times that order them. At equal times, messages come first,
+/// in an order that all stages know: by the stage and the pass that made them.
+class TimedEntries {
+ public:
+  TimedEntries(const Pipeline& pipeline, const std::vector<std::vector<Pass>>& passes,
+               const Timeline& timeline)
+      : pipeline_(pipeline), passes_(passes), timeline_(timeline), timed_(pipeline.stages) {}
+
+  /// Adds the passes of a stage, and the messages with what they read.
+  void add_passes(std::uint32_t stage) {
+    const std::uint32_t in_flight = rounds_in_flight(passes_[stage]);
+    for (std::uint32_t i = 0; i < passes_[stage].size(); ++i) {
+      const Place place{stage, passes_[stage][i]};
+      timed_[stage].push_back(
+          {timeline_[stage][i].start, true, stage, i, {Kind::run, place.pass, stage}});
+      const std::optional<Place> source = source_of(pipeline_, place);
+      if (!source || source->stage == stage) continue;
+      const double time = ready(*source, stage, last_in_place(place.pass, in_flight));
+      add_message(time, *source, {Kind::receive, place.pass, source->stage}, stage);
+    }
+  }
+
+  /// Adds the messages with what a tied head on the last stage adds to the embedding's gradient.
+  void add_tied_gradients() {
+    const std::uint32_t last = pipeline_.stages - 1;
+    for (std::uint32_t round = 0; round < pipeline_.rounds; ++round) {
+      const Place head{last, {Direction::forward, pipeline_.chunks - 1, round}};
+      const Pass embedding{Direction::backward, 0, round};
+      const double time = ready(head, 0, last_in_place(embedding, 1));
+      add_message(time, head, {Kind::receive, embedding, last, /*tied=*/true}, 0);
+    }
+  }
+
+  [[nodiscard]] std::vector<std::vector<StageEntry>> in_order() {
+    std::vector<std::vector<StageEntry>> entries(pipeline_.stages);
+    for (std::uint32_t stage = 0; stage < pipeline_.stages; ++stage) {
+      std::ranges::sort(timed_[stage], {}, [](const Timed& t) {
+        return std::tuple{t.time, t.runs, t.maker, t.number};
+      });
+      for (const Timed& t : timed_[stage]) entries[stage].push_back(t.entry);
+    }
+    return entries;
+  }
+
+ private:
+  using Kind = StageEntry::Kind;
+  struct Timed {
+    double time;
+    bool runs;
+    std::uint32_t maker;
+    std::uint32_t number;  ///< of the maker's pass
+    StageEntry entry;
+  };
+
+  [[nodiscard]] std::uint32_t number_of(const Place& place) const {
+    const std::vector<Pass>& of_stage = passes_[place.stage];
+    return static_cast<std::uint32_t>(std::ranges::find(of_stage, place.pass) - of_stage.begin());
+  }
+  [[nodiscard]] double end_of(const Place& place) const {
+    return timeline_[place.stage][number_of(place)].end;
+  }
+  /// Returns when a message can go: `source` has made it, and `before`, the last pass of the stage
+  /// it goes to that needs its place there, is over.
+  [[nodiscard]] double ready(const Place& source, std::uint32_t stage,
+                             const std::optional<Pass>& before) const {
+    const double made = end_of(source);
+    return before ? std::max(made, end_of({stage, *before})) : made;
+  }
+  /// Adds what `source` sends to a stage, which has `received` of it.
+  void add_message(double time, const Place& source, const StageEntry& received,
+                   std::uint32_t stage) {
+    const std::uint32_t number = number_of(source);
+    timed_[stage].push_back({time, false, source.stage, number, received});
+    timed_[source.stage].push_back(
+        {time, false, source.stage, number, {Kind::send, source.pass, stage, received.tied}});
+  }
+
+  const Pipeline& pipeline_;
+  const std::vector<std::vector<Pass>>& passes_;
+  const Timeline& timeline_;
+  std::vector<std::vector<Timed>> timed_;  // by stage
+};
+
 }  // namespace
 
 Timeline timeline_of(const Pipeline& pipeline, const std::vector<std::vector<Pass>>& passes,
@@ -119,64 +202,13 @@ double seconds_of(const Timeline& timeline) {
   return seconds;
 }
 
-std::vector<std::vector<StageEntry>> steps_of(const Pipeline& pipeline,
-                                              const std::vector<std::vector<Pass>>& passes,
-                                              const Timeline& timeline) {
-  /// An entry ordered by `time`; at equal times, messages come first, in an order that all stages
-  /// know: by the stage and the pass that made them.
-  struct Timed {
-    double time;
-    bool runs;
-    std::uint32_t maker;
-    std::uint32_t number;
-    StageEntry step;
-  };
-  std::vector<std::vector<Timed>> timed(pipeline.stages);
-  std::vector<std::vector<StageEntry>> steps(pipeline.stages);
-  using Kind = StageEntry::Kind;
-  const auto number_of = [&](const Place& place) {
-    const std::vector<Pass>& of_stage = passes[place.stage];
-    return static_cast<std::uint32_t>(std::ranges::find(of_stage, place.pass) - of_stage.begin());
-  };
-  for (std::uint32_t stage = 0; stage < pipeline.stages; ++stage) {
-    const std::uint32_t in_flight = rounds_in_flight(passes[stage]);
-    for (std::uint32_t i = 0; i < passes[stage].size(); ++i) {
-      const Place place{stage, passes[stage][i]};
-      timed[stage].push_back(
-          {timeline[stage][i].start, true, stage, i, {Kind::run, place.pass, stage}});
-      const std::optional<Place> source = source_of(pipeline, place);
-      if (!source || source->stage == stage) continue;
-      const std::uint32_t number = number_of(*source);
-      double time = timeline[source->stage][number].end;
-      if (const std::optional<Pass> last = last_in_place(place.pass, in_flight)) {
-        time = std::max(time, timeline[stage][number_of({stage, *last})].end);
-      }
-      timed[stage].push_back(
-          {time, false, source->stage, number, {Kind::receive, place.pass, source->stage}});
-      timed[source->stage].push_back(
-          {time, false, source->stage, number, {Kind::send, source->pass, stage}});
-    }
-  }
-  const bool lends = pipeline.tied_head && pipeline.stages > 1;
-  for (std::uint32_t round = 0; lends && round < pipeline.rounds; ++round) {
-    const std::uint32_t last = pipeline.stages - 1;
-    const Place head{last, {Direction::forward, pipeline.chunks - 1, round}};
-    const Pass embedding{Direction::backward, 0, round};
-    const std::uint32_t number = number_of(head);
-    double time = timeline[last][number].end;
-    if (const std::optional<Pass> before = last_in_place(embedding, 1)) {
-      time = std::max(time, timeline[0][number_of({0, *before})].end);
-    }
-    timed[last].push_back({time, false, last, number, {Kind::send, head.pass, 0, true}});
-    timed[0].push_back({time, false, last, number, {Kind::receive, embedding, last, true}});
-  }
-  for (std::uint32_t stage = 0; stage < pipeline.stages; ++stage) {
-    std::ranges::sort(timed[stage], {}, [](const Timed& t) {
-      return std::tuple{t.time, t.runs, t.maker, t.number};
-    });
-    for (const Timed& t : timed[stage]) steps[stage].push_back(t.step);
-  }
-  return steps;
+std::vector<std::vector<StageEntry>> entries_of(const Pipeline& pipeline,
+                                                const std::vector<std::vector<Pass>>& passes,
+                                                const Timeline& timeline) {
+  TimedEntries entries(pipeline, passes, timeline);
+  for (std::uint32_t stage = 0; stage < pipeline.stages; ++stage) entries.add_passes(stage);
+  if (pipeline.tied_head && pipeline.stages > 1) entries.add_tied_gradients();
+  return entries.in_order();
 }
 
 }  // namespace spillway::plan

@@ -38,7 +38,7 @@ using Timeline = std::vector<std::vector<PassTime>>;
 /// timeline: a message is placed where it has been made and one of the receiver's places for
 /// `rounds_in_flight` is free. So there is no deadlock, although each stage ends a message before
 /// it begins the next one, and a message ends only when both its stages have come to it.
-[[nodiscard]] std::vector<std::vector<StageEntry>> steps_of(
+[[nodiscard]] std::vector<std::vector<StageEntry>> entries_of(
     const Pipeline& pipeline, const std::vector<std::vector<Pass>>& passes,
     const Timeline& timeline);
 

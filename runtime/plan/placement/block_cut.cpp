@@ -76,7 +76,7 @@ void add_tiers(const Workload& workload, const BlockCut& cut, std::vector<BlockC
 bool is_recomputed(const Workload& workload, const Placement& placement, std::uint32_t block) {
   const std::uint32_t layer = workload.layer_of(block);
   if (layer == 0 || layer == workload.head_layer()) return false;
-  if (workload.tiled && !workload.blocks[block].feeds_backward) return false;
+  if (workload.operator_tiles && !workload.blocks[block].feeds_backward) return false;
   return !placement.blocks[workload.first_block(layer)].saved;
 }
 
@@ -84,10 +84,10 @@ DataflowGraph block_graph(const Workload& w, const Placement& placement, std::ui
   const std::uint32_t layer = w.layer_of(block);
   const bool head = layer == w.head_layer();
   const std::uint64_t visits = placement.order == WorkOrder::layer_major ? 1 : w.micro_batches;
-  const bool again = w.tiled && is_recomputed(w, placement, block);
+  const bool again = w.operator_tiles && is_recomputed(w, placement, block);
   // A loss on a whole head makes both its passes in one op. An embedding's backward reads nothing.
   const bool uses_loss = w.loss_blocks().contains(block) || w.tied_blocks().contains(block);
-  const std::uint64_t of_loss = uses_loss ? (w.tiled ? 2 : 1) : 0;
+  const std::uint64_t of_loss = uses_loss ? (w.operator_tiles ? 2 : 1) : 0;
   const bool in_layer = layer > 0 && !head;
   const bool waits = w.output_waits(layer) && w.first_block(layer) == block;
   const Bytes one = head ? Bytes{} : w.blocks[block].saved_bytes;
@@ -128,7 +128,7 @@ bool is_admissible(const Workload& workload, const BlockCut& cut) {
   if (workload.replicas.count > 1 && cut.gradients == Tier::device) return false;
   if (workload.replicas.count > 1 && !workload.gathers() && !cut.resident()) return false;
   if (cut.parameters == Tier::nvme || cut.gradients == Tier::nvme) return false;
-  return !workload.tiled || cut.saved.value_or(Tier::device) == Tier::device;
+  return !workload.operator_tiles || cut.saved.value_or(Tier::device) == Tier::device;
 }
 
 std::vector<BlockCut> admissible_cuts(const Workload& workload, const DataflowGraph& graph) {

@@ -19,7 +19,7 @@ std::uint32_t device_boundary_slots(const Workload& workload, const Placement& p
   const std::uint32_t under_way = one_at_a_time ? 1 : workload.micro_batches;
   // The parts of a layer share its input and its output, each part after all micro-batches of the
   // one before; and so do the two halves of a backward around a sum over a tensor group.
-  const bool shares = workload.tiled || workload.sums_passes();
+  const bool shares = workload.operator_tiles || workload.sums_passes();
   return placement.boundary_slots + under_way * (workload.stage.waiting + (shares ? 2 : 1));
 }
 

@@ -28,31 +28,31 @@ MemorySums::MemorySums(const PoolSizes& sizes, const Placement& placement)
 }
 
 template <class Sum, class Count>
-void MemorySums::apply(std::uint32_t block, const BlockCut& place, const Sum& sum,
+void MemorySums::apply(std::uint32_t block, const BlockCut& cut, const Sum& sum,
                        const Count& count) {
   const PoolSizes::Block& size = sizes_->block(block);
-  for (const PoolKind pool : kBlockPools) {
+  for (const PoolKind pool : block_pools()) {
     const auto p = static_cast<std::size_t>(pool);
-    if (sizes_->has_share(pool, block, place)) sum(shares_[p], size.shares[p]);
+    if (sizes_->has_share(pool, block, cut)) sum(shares_[p], size.shares[p]);
   }
-  if (!place.resident() || sizes_->workload().gathers()) count(streamed_, size.padded_index);
-  if (sizes_->saved_leaves(block, place)) {
+  if (!cut.resident() || sizes_->workload().gathers()) count(streamed_, size.padded_index);
+  if (sizes_->saved_leaves(block, cut)) {
     count(leaving_, size.saved_index);
-    if (place.saved == Tier::nvme) count(staged_, size.saved_index);
-  } else if (!place.saved) {
+    if (cut.saved == Tier::nvme) count(staged_, size.saved_index);
+  } else if (!cut.saved) {
     count(recomputed_, size.saved_index);
   }
 }
 
-void MemorySums::add(std::uint32_t block, const BlockCut& place) {
+void MemorySums::add(std::uint32_t block, const BlockCut& cut) {
   apply(
-      block, place, [](Bytes& quantity, Bytes amount) { quantity += amount; },
+      block, cut, [](Bytes& quantity, Bytes amount) { quantity += amount; },
       [](SizeCounts& counts, std::uint32_t rank) { counts.add(rank); });
 }
 
-void MemorySums::remove(std::uint32_t block, const BlockCut& place) {
+void MemorySums::remove(std::uint32_t block, const BlockCut& cut) {
   apply(
-      block, place, [](Bytes& quantity, Bytes amount) { quantity -= amount; },
+      block, cut, [](Bytes& quantity, Bytes amount) { quantity -= amount; },
       [](SizeCounts& counts, std::uint32_t rank) { counts.remove(rank); });
 }
 

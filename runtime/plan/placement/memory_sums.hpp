@@ -33,8 +33,8 @@ class MemorySums {
  public:
   MemorySums(const PoolSizes& sizes, const Placement& placement);
 
-  void add(std::uint32_t block, const BlockCut& place);
-  void remove(std::uint32_t block, const BlockCut& place);
+  void add(std::uint32_t block, const BlockCut& cut);
+  void remove(std::uint32_t block, const BlockCut& cut);
 
   [[nodiscard]] const PoolSizes& sizes() const { return *sizes_; }
   /// Bytes of all blocks' shares of a pool.
@@ -46,7 +46,7 @@ class MemorySums {
 
  private:
   template <class Sum, class Count>
-  void apply(std::uint32_t block, const BlockCut& place, const Sum& sum, const Count& count);
+  void apply(std::uint32_t block, const BlockCut& cut, const Sum& sum, const Count& count);
 
   const PoolSizes* sizes_;
   std::array<Bytes, kPoolCount> shares_{};

@@ -65,28 +65,26 @@ Bytes slot_bytes(StateFormat format, ElementCount parameters) {
 
 ElementCount gradient_slot_elements(const Workload& workload) {
   ElementCount largest;
-  for (std::size_t b = workload.tiled ? 1 : 0; b < workload.blocks.size(); ++b) {
+  for (std::size_t b = workload.operator_tiles ? 1 : 0; b < workload.blocks.size(); ++b) {
     largest = std::max(largest, workload.blocks[b].padded_parameters);
   }
   return largest;
 }
 
-std::vector<ElementCount> narrow_slots(const Workload& workload) {
+NarrowSlots::NarrowSlots(const Workload& workload) : sizes_(workload.blocks.size() + 1) {
   const auto& blocks = workload.blocks;
-  std::vector<ElementCount> sizes(blocks.size() + 1);
   for (std::size_t distance = 1; distance < blocks.size(); ++distance) {
-    ElementCount& narrow = sizes[distance + 1];
-    narrow = sizes[distance];
-    for (std::size_t b = workload.tiled ? 1 : 0; b + distance < blocks.size(); ++b) {
+    ElementCount& narrow = sizes_[distance + 1];
+    narrow = sizes_[distance];
+    for (std::size_t b = workload.operator_tiles ? 1 : 0; b + distance < blocks.size(); ++b) {
       narrow = std::max(
           narrow, std::min(blocks[b].padded_parameters, blocks[b + distance].padded_parameters));
     }
   }
-  return sizes;
 }
 
 ElementCount vector_elements(const Workload& workload) {
-  return workload.tiled ? workload.blocks.front().padded_parameters : ElementCount{};
+  return workload.operator_tiles ? workload.blocks.front().padded_parameters : ElementCount{};
 }
 
 ElementCount largest_block(const Workload& workload) {
@@ -135,10 +133,10 @@ std::vector<MemoryItem> memory_items(const Workload& w, const Placement& p) {
 }
 
 Placement lean_placement(const Workload& workload, std::optional<Tier> saved) {
-  const BlockCut cut{.parameters = workload.tiled ? Tier::host : Tier::device,
+  const BlockCut cut{.parameters = workload.operator_tiles ? Tier::host : Tier::device,
                      .saved = saved,
-                     .output = workload.tiled ? Tier::device : Tier::host};
-  const std::uint32_t passing = workload.tiled ? 0 : 1;
+                     .output = workload.operator_tiles ? Tier::device : Tier::host};
+  const std::uint32_t passing = workload.operator_tiles ? 0 : 1;
   Placement placement{.blocks = std::vector(workload.blocks.size(), cut),
                       .parameter_slots = 1,
                       .gradient_slots = 1,

@@ -1,6 +1,8 @@
 // Where every byte lives, and how many slots each pool has. Pure.
 #pragma once
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -92,9 +94,18 @@ struct MemoryItem {
 /// Size of the first gradient slot, for the largest block that takes one. The vectors of tiles have
 /// a slot of their own behind all others.
 [[nodiscard]] ElementCount gradient_slot_elements(const Workload& workload);
-/// Size of each slot but the first, by the number of slots n, up to one for each block: the second
-/// largest of any n blocks in a row, so that all of them find a slot.
-[[nodiscard]] std::vector<ElementCount> narrow_slots(const Workload& workload);
+/// Size of each gradient slot but the first, where there are n of them: the second largest of any n
+/// blocks in a row, so that all of them find a slot.
+class NarrowSlots {
+ public:
+  explicit NarrowSlots(const Workload& workload);
+  [[nodiscard]] ElementCount of(std::uint32_t slots) const {
+    return sizes_[std::min<std::size_t>(slots, sizes_.size() - 1)];
+  }
+
+ private:
+  std::vector<ElementCount> sizes_;  // by their number, up to one for each block
+};
 [[nodiscard]] ElementCount vector_elements(const Workload& workload);  ///< 0 without tiles
 [[nodiscard]] ElementCount largest_block(const Workload& workload);
 /// Element type of a gradient while it waits for its update: the compute dtype's, or fp32 where

@@ -9,32 +9,13 @@
 namespace spillway::plan {
 namespace {
 
-bool is_of_micro_batches(PoolKind pool) {
-  switch (pool) {
-    case PoolKind::boundaries:
-    case PoolKind::host_boundaries:
-    case PoolKind::disk_boundaries:
-    case PoolKind::saved_activations:
-    case PoolKind::host_saved_activations:
-    case PoolKind::disk_saved_activations: return true;
-    default: return false;
-  }
-}
-
-bool is_of_whole_blocks(PoolKind pool) {
-  return pool == PoolKind::whole_parameters || pool == PoolKind::host_frozen ||
-         pool == PoolKind::secondary_parameters;
+bool is_of_micro_batches(PoolLayout layout) {
+  return layout == PoolLayout::layers || layout == PoolLayout::saved;
 }
 
 /// Number of versions of all tiles in a pool of tiles.
-std::uint32_t copies_in(PoolKind pool, const Workload& workload) {
-  const bool stash = pool == PoolKind::stashed_parameters || pool == PoolKind::host_stash;
-  return stash ? workload.stage.versions : 1;
-}
-
-bool is_of_boundaries(PoolKind pool) {
-  return pool == PoolKind::boundaries || pool == PoolKind::host_boundaries ||
-         pool == PoolKind::disk_boundaries;
+std::uint32_t versions_in(PoolLayout layout, const Workload& workload) {
+  return layout == PoolLayout::versions ? workload.stage.versions : 1;
 }
 
 std::vector<std::uint64_t> distinct(std::vector<std::uint64_t> values) {
@@ -57,13 +38,12 @@ class PoolMaker {
         tiles_(make_tiles(workload, placement.tile_parameters)) {}
 
   Pools make() {
-    for (const PoolKind pool : kBlockPools) {
-      if (is_of_micro_batches(pool)) {
-        lay_micro_batches(pool);
-      } else if (is_of_whole_blocks(pool)) {
-        lay_blocks(pool);
-      } else {
-        lay_tiles(pool);
+    for (const PoolKind pool : block_pools()) {
+      switch (rule_of(pool).layout) {
+        case PoolLayout::layers:
+        case PoolLayout::saved: lay_micro_batches(pool); break;
+        case PoolLayout::blocks: lay_blocks(pool); break;
+        default: lay_tiles(pool);
       }
       SPILLWAY_ASSERT(at(pool).bytes() == sums_.share_of(pool));
     }
@@ -85,7 +65,8 @@ class PoolMaker {
   }
 
   void lay_tiles(PoolKind pool) {
-    for (std::uint32_t copy = 0; copy < copies_in(pool, sizes_.workload()); ++copy) {
+    const std::uint32_t versions = versions_in(rule_of(pool).layout, sizes_.workload());
+    for (std::uint32_t version = 0; version < versions; ++version) {
       for (const Tile& tile : tiles_) {
         const bool here = sizes_.has_share(pool, tile.block, placement_.blocks[tile.block]);
         lay(at(pool), here ? sizes_.buffer_bytes(pool, tile.block, tile.count) : Bytes{});
@@ -93,11 +74,11 @@ class PoolMaker {
     }
   }
 
-  /// Boundaries are counted by layer, what is saved by the layer's first block.
   void lay_micro_batches(PoolKind pool) {
     const Workload& w = sizes_.workload();
     for (std::uint32_t b = 0; b < w.blocks.size(); ++b) {
-      if (is_of_boundaries(pool) && w.first_block(w.layer_of(b)) != b) continue;
+      const bool by_layer = rule_of(pool).layout == PoolLayout::layers;
+      if (by_layer && w.first_block(w.layer_of(b)) != b) continue;
       const bool here = sizes_.has_share(pool, b, placement_.blocks[b]);
       const Bytes each = here ? sizes_.buffer_bytes(pool, b, {}) : Bytes{};
       for (std::uint32_t m = 0; m < w.micro_batches_in_flight(); ++m) lay(at(pool), each);
@@ -131,7 +112,7 @@ PoolSizes::PoolSizes(const Workload& workload, StateFormat format, ElementCount 
       commits_(commits),
       blocks_(workload.blocks.size()),
       gradient_slot_(gradient_slot_elements(workload)),
-      narrow_slots_(narrow_slots(workload)) {
+      narrow_slots_(workload) {
   for (std::uint32_t b = 0; b < size(); ++b) {
     padded_sizes_.push_back(workload.blocks[b].padded_parameters.value());
     frozen_slot_ = std::max(frozen_slot_, workload.blocks[b].frozen_bytes);
@@ -141,7 +122,7 @@ PoolSizes::PoolSizes(const Workload& workload, StateFormat format, ElementCount 
   saved_sizes_ = distinct(std::move(saved_sizes_));
   for (std::uint32_t b = 0; b < size(); ++b) {
     Block& block = blocks_[b];
-    for (const PoolKind pool : kBlockPools) {
+    for (const PoolKind pool : block_pools()) {
       block.shares[static_cast<std::size_t>(pool)] = share(pool, b);
     }
     const std::uint32_t layer = workload.layer_of(b);
@@ -157,38 +138,38 @@ Bytes PoolSizes::saved(std::uint32_t block) const {
   return head ? Bytes{} : workload_->blocks[block].saved_bytes;
 }
 
-bool PoolSizes::has_share(PoolKind pool, std::uint32_t block, const BlockCut& place) const {
+bool PoolSizes::has_share(PoolKind pool, std::uint32_t block, const BlockCut& cut) const {
   const auto boundary_is = [&](Tier home) {
     const Block& b = blocks_[block];
     return b.starts_layer && workload_->has_output(workload_->layer_of(block)) &&
-           boundary_home(place.output, b.output_waits) == home;
+           boundary_home(cut.output, b.output_waits) == home;
   };
   switch (pool) {
-    case PoolKind::resident_parameters: return place.resident() && !workload_->shares_updates();
-    case PoolKind::stashed_parameters: return place.resident() && workload_->stage.stays_full();
-    case PoolKind::whole_parameters: return place.resident() && workload_->shares_updates();
+    case PoolKind::resident_parameters: return cut.resident() && !workload_->shares_updates();
+    case PoolKind::stashed_parameters: return cut.resident() && workload_->stage.stays_full();
+    case PoolKind::whole_parameters: return cut.resident() && workload_->shares_updates();
     case PoolKind::device_state:
     case PoolKind::device_gradients:
-    case PoolKind::device_leaves: return place.state == Tier::device;
+    case PoolKind::device_leaves: return cut.state == Tier::device;
     case PoolKind::device_sums:
-      return place.state != Tier::device && place.gradients == Tier::device &&
+      return cut.state != Tier::device && cut.gradients == Tier::device &&
              workload_->sums_gradients();
     case PoolKind::host_parameters:
-    case PoolKind::host_gradients: return place.state != Tier::device;
-    case PoolKind::host_stash: return !place.resident() && workload_->stage.stays_full();
-    case PoolKind::host_frozen: return !place.resident();
+    case PoolKind::host_gradients: return cut.state != Tier::device;
+    case PoolKind::host_stash: return !cut.resident() && workload_->stage.stays_full();
+    case PoolKind::host_frozen: return !cut.resident();
     case PoolKind::secondary_parameters: return workload_->keeps_secondary(block);
-    case PoolKind::host_state: return place.state == Tier::host;
+    case PoolKind::host_state: return cut.state == Tier::host;
     case PoolKind::host_leaves: return true;
-    case PoolKind::disk_state: return commits_ || place.state == Tier::nvme;
+    case PoolKind::disk_state: return commits_ || cut.state == Tier::nvme;
     case PoolKind::boundaries: return boundary_is(Tier::device);
     case PoolKind::host_boundaries: return boundary_is(Tier::host);
     case PoolKind::disk_boundaries: return boundary_is(Tier::nvme);
-    case PoolKind::saved_activations: return place.saved && !saved_leaves(block, place);
+    case PoolKind::saved_activations: return cut.saved && !saved_leaves(block, cut);
     case PoolKind::host_saved_activations:
-      return saved_leaves(block, place) && place.saved == Tier::host;
+      return saved_leaves(block, cut) && cut.saved == Tier::host;
     case PoolKind::disk_saved_activations:
-      return saved_leaves(block, place) && place.saved == Tier::nvme;
+      return saved_leaves(block, cut) && cut.saved == Tier::nvme;
     default: return false;
   }
 }
@@ -225,15 +206,16 @@ Bytes PoolSizes::buffer_bytes(PoolKind pool, std::uint32_t block, ElementCount t
 
 /// Returns the size of all buffers in a block's share.
 Bytes PoolSizes::share(PoolKind pool, std::uint32_t block) const {
-  if (is_of_micro_batches(pool)) {
+  const PoolLayout layout = rule_of(pool).layout;
+  if (is_of_micro_batches(layout)) {
     return buffer_bytes(pool, block, {}) * std::uint64_t{workload_->micro_batches_in_flight()};
   }
-  if (is_of_whole_blocks(pool)) return buffer_bytes(pool, block, {});
+  if (layout == PoolLayout::blocks) return buffer_bytes(pool, block, {});
   const ElementCount shard = workload_->shard_elements(block);
   const ElementCount rest{shard.value() % tile_parameters_.value()};
   Bytes sum = buffer_bytes(pool, block, tile_parameters_) * (shard / tile_parameters_);
   if (rest > ElementCount{}) sum += buffer_bytes(pool, block, rest);
-  return sum * std::uint64_t{copies_in(pool, *workload_)};
+  return sum * std::uint64_t{versions_in(layout, *workload_)};
 }
 
 Pools make_pools(const Workload& workload, const Placement& placement) {

@@ -3,7 +3,6 @@
 // Pure.
 #pragma once
 
-#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <span>
@@ -40,20 +39,6 @@ using Pools = std::array<Pool, kPoolCount>;
 /// Returns the lines of these pools in the memory table.
 [[nodiscard]] std::vector<MemoryItem> memory_items(const Pools& pools);
 
-/// Pools whose buffers belong to blocks: a block has its share of them, or none.
-inline constexpr std::array kBlockPools{
-    PoolKind::resident_parameters, PoolKind::stashed_parameters,
-    PoolKind::whole_parameters,    PoolKind::device_state,
-    PoolKind::device_gradients,    PoolKind::device_leaves,
-    PoolKind::device_sums,         PoolKind::boundaries,
-    PoolKind::saved_activations,   PoolKind::host_gradients,
-    PoolKind::host_boundaries,     PoolKind::host_saved_activations,
-    PoolKind::host_parameters,     PoolKind::host_stash,
-    PoolKind::host_frozen,         PoolKind::secondary_parameters,
-    PoolKind::host_state,          PoolKind::host_leaves,
-    PoolKind::disk_boundaries,     PoolKind::disk_saved_activations,
-    PoolKind::disk_state};
-
 /// The shares of blocks, wherever they are placed; of one workload, tile size and state format.
 class PoolSizes {
  public:
@@ -71,13 +56,13 @@ class PoolSizes {
             bool commits);
 
   /// Whether a block that is placed so has its share of a pool of blocks.
-  [[nodiscard]] bool has_share(PoolKind pool, std::uint32_t block, const BlockCut& place) const;
+  [[nodiscard]] bool has_share(PoolKind pool, std::uint32_t block, const BlockCut& cut) const;
   /// Bytes of one of the buffers in a block's share: of a tile of so many parameters, or of a
   /// micro-batch.
   [[nodiscard]] Bytes buffer_bytes(PoolKind pool, std::uint32_t block, ElementCount tile) const;
   /// Whether what the block saves leaves the device.
-  [[nodiscard]] bool saved_leaves(std::uint32_t block, const BlockCut& place) const {
-    return place.saved.value_or(Tier::device) != Tier::device && saved(block) > Bytes{};
+  [[nodiscard]] bool saved_leaves(std::uint32_t block, const BlockCut& cut) const {
+    return cut.saved.value_or(Tier::device) != Tier::device && saved(block) > Bytes{};
   }
 
   [[nodiscard]] const Workload& workload() const { return *workload_; }
@@ -86,10 +71,7 @@ class PoolSizes {
   [[nodiscard]] std::span<const std::uint64_t> padded_sizes() const { return padded_sizes_; }
   [[nodiscard]] std::span<const std::uint64_t> saved_sizes() const { return saved_sizes_; }
   [[nodiscard]] ElementCount gradient_slot() const { return gradient_slot_; }
-  /// Size of each of so many gradient slots but the first.
-  [[nodiscard]] ElementCount narrow_slot(std::uint32_t slots) const {
-    return narrow_slots_[std::min<std::size_t>(slots, narrow_slots_.size() - 1)];
-  }
+  [[nodiscard]] const NarrowSlots& narrow_slots() const { return narrow_slots_; }
   [[nodiscard]] Bytes frozen_slot() const { return frozen_slot_; }
 
  private:
@@ -103,7 +85,7 @@ class PoolSizes {
   std::vector<Block> blocks_;
   std::vector<std::uint64_t> padded_sizes_, saved_sizes_;  // that occur, ascending
   ElementCount gradient_slot_;
-  std::vector<ElementCount> narrow_slots_;
+  NarrowSlots narrow_slots_;
   Bytes frozen_slot_;
 };
 

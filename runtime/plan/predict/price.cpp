@@ -27,9 +27,8 @@ void add_tiles(LaneWork& work, const Workload& w, const Placement& p, const Tile
                std::uint64_t count) {
   const Tier home = p.blocks[tile.block].state;
   const auto tiles = static_cast<double>(count);
-  const double passes =
-      tiles * (number(update_traffic(w, p, tile)) + number(norm_traffic(w, tile)));
-  (home == Tier::device ? work.gpu_bytes : work.cpu) += passes;
+  const double bytes = tiles * (number(update_traffic(w, p, tile)) + number(norm_traffic(w, tile)));
+  (home == Tier::device ? work.gpu_bytes : work.cpu) += bytes;
   if (home != Tier::nvme) return;
   work.read += tiles * number(state_bytes(p.format, tile.count));
   work.written += tiles * number(slot_bytes(p.format, tile.count));
@@ -111,7 +110,8 @@ LaneWork work_of(const Workload& w, const Placement& p, std::uint32_t b) {
   const double passes = static_cast<double>(w.rounds) * w.micro_batches;
   LaneWork work;
   const std::uint32_t layer = w.layer_of(b);
-  if (layer != w.head_layer() && (!w.tiled || b > 0)) {  // the vectors of tiles are no op's own
+  if (layer != w.head_layer() &&
+      (!w.operator_tiles || b > 0)) {  // the vectors of tiles are no op's own
     const int forwards = is_recomputed(w, p, b) ? 2 : 1;
     work.flops = passes * (shape.forward_flops * forwards + shape.backward_flops);
   }

@@ -110,9 +110,9 @@ class Balance {
   }
 
   [[nodiscard]] Workload workload_of(const Layers& layers, std::uint32_t stage) const {
-    Pipeline cut = request_.pipeline;
-    cut.layers = layers;
-    return workload_of_stage(request_.model, cut, stage);
+    Pipeline pipeline = request_.pipeline;
+    pipeline.layers = layers;
+    return workload_of_stage(request_.model, pipeline, stage);
   }
 
   [[nodiscard]] std::vector<Load> loads_of(const Layers& layers) {

@@ -24,13 +24,13 @@ struct BalanceRequest {
 struct BalancedLayers {
   std::vector<std::uint32_t> layers;  ///< of each part, as `Pipeline::layers`
   double seconds = 0;                 ///< of a step, simulated; 0 without a profile
-  double by_flops = 0;  ///< the same with a cut by FLOPs alone; 0 if that cut does not fit
+  double by_flops = 0;  ///< the same with layers by FLOPs alone; 0 if these do not fit
 };
 
-/// Returns a cut whose stages fit the budgets, or miss them by the least found. Without a profile
-/// it is the one nearest to the cut by FLOPs. With one it is the one whose stages are busy most
-/// evenly: while that helps, a layer leaves the stage whose busiest lane is busy longest. The cut
-/// by FLOPs stays unless the simulated step is a hundredth shorter.
+/// Returns layers with which the stages fit the budgets, or miss them by the least found. Without a
+/// profile they are the nearest to those by FLOPs (`cut_layers`). With one they are those with
+/// which the stages are busy most evenly: while that helps, a layer leaves the stage whose busiest
+/// lane is busy longest. Those by FLOPs stay unless the simulated step is a hundredth shorter.
 [[nodiscard]] BalancedLayers balance_layers(const BalanceRequest& request);
 
 }  // namespace spillway::plan

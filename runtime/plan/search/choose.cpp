@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <optional>
 #include <set>
+#include <string_view>
 #include <vector>
 
 #include "runtime/base/error.hpp"
+#include "runtime/plan/operator_tiles.hpp"
 #include "runtime/plan/placement/boundaries.hpp"
 #include "runtime/plan/search/moves.hpp"
 
@@ -74,17 +76,16 @@ class Chooser {
     check(
         workload_.replicas.count == 1 || request_.state != Tier::device, ErrorCode::not_supported,
         "state on the device with more than one rank is not supported; ask for state on the host");
-    check(workload_.replicas.count == 1 || !workload_.tiled, ErrorCode::not_supported,
-          "spillway.operator_tile with more than one rank is not supported");
+    if (workload_.operator_tiles) {
+      const auto saved = request_.offload ? request_.offload_to : Tier::device;
+      const std::string_view excluded = why_no_operator_tiles(workload_.grid(), saved);
+      check(excluded.empty(), ErrorCode::not_supported, excluded);
+    }
     check(workload_.replicas.count == 1 || request_.order == WorkOrder::layer_major,
           ErrorCode::not_supported,
           "spillway.work_order micro_batch_major with more than one rank is not supported");
     SPILLWAY_ASSERT(!request_.offload || request_.keep == true);
-    SPILLWAY_ASSERT(request_.offload_share == 0 || (!request_.keep && !workload_.tiled));
-    check(
-        !workload_.tiled || !request_.offload, ErrorCode::not_supported,
-        "spillway.checkpointing: with spillway.operator_tile saved activations stay on the device; "
-        "use \"auto\" instead of \"offload\"");
+    SPILLWAY_ASSERT(request_.offload_share == 0 || (!request_.keep && !workload_.operator_tiles));
   }
 
   /// Whether one of the plans fits. Device fit is monotone in the index: first the minimum fits,
@@ -190,7 +191,8 @@ class Chooser {
                                      .gradients = waits ? Tier::device : Tier::host,
                                      .state = state,
                                      .saved = keep ? std::optional(Tier::device) : std::nullopt});
-    if (workload_.tiled) placement.blocks.front().parameters = Tier::device;  // every op reads them
+    if (workload_.operator_tiles)
+      placement.blocks.front().parameters = Tier::device;  // every op reads them
     placement.parameter_slots =
         std::max(prefetch_of(request_, workload_) + 1, least_parameter_slots(workload_, placement));
     if (request_.order == WorkOrder::micro_batch_major) {
@@ -205,7 +207,8 @@ class Chooser {
       placement.blocks[b].output = on_disk ? Tier::nvme : Tier::host;
     }
     placement.boundary_slots = boundaries_.slots;
-    if (on_disk && layers_with(workload_, placement, Tier::nvme) > 0) stage_boundaries(placement);
+    if (on_disk && layers_with(workload_, placement, Tier::nvme) > 0)
+      detail::stage_boundaries(placement);
     return {sizes_, budgets_, std::move(placement)};
   }
 
@@ -234,10 +237,6 @@ class Chooser {
 
   [[nodiscard]] std::uint32_t off_device() const {
     return static_cast<std::uint32_t>(boundaries_.off_device);
-  }
-
-  static void stage_boundaries(Placement& placement) {
-    placement.boundary_staging = placement.boundary_slots;
   }
 
   /// Gives up read-ahead of state, then the second landing place of gradients, where the host is

@@ -93,7 +93,8 @@ class Reporter {
       const bool on_disk =
           cut.state == Tier::nvme || cut.output == Tier::nvme || cut.saved == Tier::nvme;
       if (on_disk && !step_.placement.uses_disk()) continue;
-      if (workload_.tiled && first == 0 && !cut.resident()) continue;  // every op reads them
+      if (workload_.operator_tiles && first == 0 && !cut.resident())
+        continue;  // every op reads them
       if (cut != now && std::ranges::find(list, cut) == list.end()) list.push_back(cut);
     }
     return list;

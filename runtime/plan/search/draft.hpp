@@ -28,11 +28,11 @@ class Draft {
   void adjust(const Change& change) {
     change(placement_);
   }
-  /// Replaces a block's cut by `place`.
-  void set(std::uint32_t b, const BlockCut& place) {
+  /// Replaces a block's cut by `cut`.
+  void set(std::uint32_t b, const BlockCut& cut) {
     sums_.remove(b, placement_.blocks[b]);
-    placement_.blocks[b] = place;
-    sums_.add(b, place);
+    placement_.blocks[b] = cut;
+    sums_.add(b, cut);
   }
   [[nodiscard]] Bytes needed(Tier tier) const { return memory_total(placement_, sums_, tier); }
   [[nodiscard]] Bytes budget(Tier tier) const {

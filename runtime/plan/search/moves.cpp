@@ -123,14 +123,17 @@ void spill_state(Draft& draft) {
   }
 }
 
+void stage_boundaries(Placement& placement) {
+  placement.boundary_staging = placement.boundary_slots;
+}
+
 void spill_outputs(Draft& draft, std::uint32_t end) {
   const Workload& workload = draft.sizes().workload();
   for (std::uint32_t layer = 0; layer < end && !draft.fits(Tier::host); ++layer) {
     if (!workload.output_waits(layer)) continue;  // the disk spares it nothing
     const auto [first, last] = workload.blocks_of(layer);
     for (std::uint32_t b = first; b < last; ++b) move(draft, b, &BlockCut::output, Tier::nvme);
-    draft.adjust(
-        [](Placement& placement) { placement.boundary_staging = placement.boundary_slots; });
+    draft.adjust(stage_boundaries);
   }
 }
 

@@ -45,6 +45,9 @@ void offload_saved(Draft& draft, Tier tier);
 /// Moves state of as few blocks as make the host large enough to disk, the latest first.
 void spill_state(Draft& draft);
 
+/// Gives boundaries on their way to and from the disk as many buffers of the host as of the device.
+void stage_boundaries(Placement& placement);
+
 /// Moves likewise outputs of layers before `end`, the earliest first: they wait longest.
 void spill_outputs(Draft& draft, std::uint32_t end);
 

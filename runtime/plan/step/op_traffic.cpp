@@ -1,5 +1,7 @@
 #include "runtime/plan/step/op_traffic.hpp"
 
+#include "runtime/plan/reduction.hpp"
+
 namespace spillway::plan {
 namespace {
 
@@ -68,9 +70,9 @@ Bytes gather_traffic(const Workload& workload, std::uint32_t block) {
 
 Bytes reduction_traffic(const Workload& workload, std::uint32_t block) {
   // Where nothing is sharded, a sum is a reduce_scatter and an all_gather of its parts.
-  const bool all = workload.shards() == 1 && workload.replicas.sums == SumOrder::fast;
+  const Reduction reduction = reduction_of(workload, workload.blocks[block].padded_parameters);
   const Bytes sent = gather_traffic(workload, block);
-  return all ? sent / workload.replicas.count * 2U : sent;
+  return reduction.in_place() ? sent / workload.replicas.count * 2U : sent;
 }
 
 Bytes tensor_sum_traffic(const Workload& workload, Bytes bytes, DType dtype) {

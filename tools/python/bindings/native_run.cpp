@@ -108,7 +108,7 @@ class Watcher final : public engine::TrainObserver {
   explicit Watcher(nb::object watcher) : watcher_(std::move(watcher)) {}
 
   void planned(const engine::TrainPlan& plan) override {
-    const cli::PlanView view{.plan = plan.plan, .memory = plan.memory};
+    const cli::PlanView view{.plan = plan.plan};
     const std::string text = fmt::format("{}commits    every {} step(s)\n", cli::to_text(view),
                                          plan.plan.options.commit_every);
     call("planned", cli::to_json(view).dump(), text, plan.first_step, plan.steps);

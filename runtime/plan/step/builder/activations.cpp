@@ -107,7 +107,7 @@ void Activations::pass_gradient(std::uint32_t m, const Buffer& made) {
 Buffer Activations::saved_activations(std::uint32_t block, std::uint32_t m) const {
   const std::uint32_t first = workload_.first_block(workload_.layer_of(block));
   if (placement_.blocks[first].saved) return of_micro_batch(PoolKind::saved_activations, first, m);
-  return {PoolKind::recomputation_scratch, workload_.tiled ? m : 0};
+  return {PoolKind::recomputation_scratch, workload_.operator_tiles ? m : 0};
 }
 
 Buffer Activations::returning_saved_activations(std::uint32_t block, std::uint32_t m) {

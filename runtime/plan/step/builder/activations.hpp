@@ -10,7 +10,7 @@
 
 namespace spillway::plan {
 
-class Activations : public StepPart {
+class Activations : public OpWriter {
  public:
   /// A saved tensor that waits for backward off the device: a boundary, or a block's saved
   /// activations.
@@ -23,7 +23,7 @@ class Activations : public StepPart {
     Buffer home;
   };
 
-  explicit Activations(StepDraft& step) : StepPart(step) { restart(); }
+  explicit Activations(StepDraft& step) : OpWriter(step) { restart(); }
   /// Forgets the boundaries of the last list.
   void restart();
 

@@ -12,7 +12,7 @@ void BufferPools::open(const Placement& placement) {
   leaves_first_ = placement.order == WorkOrder::micro_batch_major;
   for (std::size_t p = 0; p < kPoolCount; ++p) {
     const auto pool = static_cast<PoolKind>(p);
-    if (rule_of(pool).turn != Turn::none) open(pool, slots_of(pool, workload_, placement));
+    if (rule_of(pool).takes_turns()) open(pool, slots_of(pool, workload_, placement));
   }
 }
 
@@ -31,10 +31,9 @@ Buffer BufferPools::take_free(PoolKind pool) {
 }
 
 Buffer BufferPools::take_slot(PoolKind pool, std::uint32_t block) {
-  if (workload_.tiled && block == 0) return of_vectors(pool);
+  if (workload_.operator_tiles && block == 0) return of_vectors(pool);
   auto& free = free_[static_cast<std::size_t>(pool)];
-  const std::size_t slots = std::min<std::size_t>(gradient_slots_, workload_.blocks.size());
-  const bool wide = workload_.blocks[block].padded_parameters > narrow_slots_[slots];
+  const bool wide = workload_.blocks[block].padded_parameters > narrow_slots_.of(gradient_slots_);
   auto slot = std::ranges::find_if(free, [&](std::uint32_t i) {
     return wide ? i == 0 : i > 0 || !leaves_first_;  // those free for longest come first
   });
@@ -46,9 +45,10 @@ Buffer BufferPools::take_slot(PoolKind pool, std::uint32_t block) {
 }
 
 void BufferPools::give_back(const Buffer& buffer) {
-  const Turn turn = rule_of(buffer.pool).turn;
-  const bool of_vectors = turn == Turn::gradients && buffer.first == gradient_slots_;
-  if (turn == Turn::none || of_vectors) return;
+  const PoolRule& rule = rule_of(buffer.pool);
+  const bool of_vectors =
+      rule.layout == PoolLayout::gradient_slots && buffer.first == gradient_slots_;
+  if (!rule.takes_turns() || of_vectors) return;
   free_[static_cast<std::size_t>(buffer.pool)].push_back(buffer.first);
 }
 

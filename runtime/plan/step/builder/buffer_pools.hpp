@@ -14,8 +14,7 @@ namespace spillway::plan {
 
 class BufferPools {
  public:
-  explicit BufferPools(const Workload& workload)
-      : workload_(workload), narrow_slots_(narrow_slots(workload)) {}
+  explicit BufferPools(const Workload& workload) : workload_(workload), narrow_slots_(workload) {}
 
   /// Frees all buffers that the placement has.
   void open(const Placement& placement);
@@ -33,7 +32,7 @@ class BufferPools {
   void open(PoolKind pool, std::uint32_t buffers);
 
   const Workload& workload_;
-  const std::vector<ElementCount> narrow_slots_;  // by the number of gradient slots
+  const NarrowSlots narrow_slots_;
   std::uint32_t gradient_slots_ = 0;
   bool leaves_first_ = false;
   std::array<std::deque<std::uint32_t>, kPoolCount> free_;  // by pool, free for longest first

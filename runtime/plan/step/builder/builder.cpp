@@ -33,7 +33,7 @@ void Builder::forward_layer(std::uint32_t layer, MicroBatches range, bool train,
 /// needs.
 void Builder::pass(MicroBatches range, bool update_first) {
   const std::uint32_t last = workload_.head_layer();
-  if (workload_.tiled && update_first) state_.update_block(0);
+  if (workload_.operator_tiles && update_first) state_.update_block(0);
   for (std::uint32_t layer = 0; layer < last; ++layer) {
     forward_layer(layer, range, /*train=*/true, update_first);
   }
@@ -45,7 +45,8 @@ void Builder::pass(MicroBatches range, bool update_first) {
   }
   passes_.visit_head(range, /*train=*/true);
   for (std::uint32_t layer = last; layer-- > 0;) passes_.backward_layer(layer, range);
-  if (workload_.tiled && range.last == workload_.micro_batches) gradients_.finish_gradient(0);
+  if (workload_.operator_tiles && range.last == workload_.micro_batches)
+    gradients_.finish_gradient(0);
 }
 
 void Builder::round(std::uint32_t round) {

@@ -40,7 +40,7 @@ class Builder {
 
   // Stages of a pipeline: stage_order.cpp.
   void staged_training();
-  void run_steps(const std::vector<StageEntry>& steps);
+  void run_entries(const std::vector<StageEntry>& entries);
   void staged_evaluation();
   void run_forward(const BlockRange& layers, bool train);
   void run_backward(const BlockRange& layers);

@@ -9,10 +9,10 @@
 
 namespace spillway::plan {
 
-class ExternalPasses : public StepPart {
+class ExternalPasses : public OpWriter {
  public:
   ExternalPasses(StepDraft& step, Weights& weights, Gradients& gradients, StateSide& state)
-      : StepPart(step), weights_(weights), gradients_(gradients), state_(state) {}
+      : OpWriter(step), weights_(weights), gradients_(gradients), state_(state) {}
 
   /// Writes a step: all passes, or a forward pass alone where parameters are streamed.
   void training();
@@ -31,7 +31,7 @@ class ExternalPasses : public StepPart {
   /// Declares that a pass reads the parameters of its block where the framework finds them: on the
   /// host, or on the device, to where they are uploaded.
   ExternalWeights bring_external(OpDraft& pass);
-  using StepPart::give_back;
+  using OpWriter::give_back;
   void give_back(const ExternalWeights& weights);
   /// Writes the pending update and a forward of each block.
   void forward();

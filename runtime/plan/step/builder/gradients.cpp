@@ -1,12 +1,13 @@
 #include "runtime/plan/step/builder/gradients.hpp"
 
+#include "runtime/plan/placement/pools.hpp"
 #include "runtime/plan/step/op_traffic.hpp"
 
 namespace spillway::plan {
 
 /// The gradient of the vectors is complete with the first layer's.
 void Gradients::write_vectors(OpDraft& draft) const {
-  if (!workload_.tiled) return;
+  if (!workload_.operator_tiles) return;
   draft.write(step_.pools.of_vectors(PoolKind::accumulators), {ValueKind::gradient_sum});
 }
 
@@ -32,7 +33,7 @@ void Gradients::add_norm_gradient(OpDraft& draft, const Buffer& accumulator) {
 void Gradients::sum_shared(std::uint32_t block) {
   const BlockShape& shape = workload_.blocks[block];
   const Bytes bytes{(shape.parameters - shape.partial_first).value() * sizeof(float)};
-  const std::uint32_t last = last_gradient_part(block);
+  const std::uint32_t last = last_addition(block);
   const auto sum = [&](std::uint32_t part) {
     return Access{.buffer = accumulator_[block],
                   .value = {ValueKind::gradient_sum, block, 0, step_.round, part}};
@@ -43,7 +44,7 @@ void Gradients::sum_shared(std::uint32_t block) {
 
 void Gradients::finish_gradient(std::uint32_t block) {
   if (workload_.sums_shared(block)) sum_shared(block);
-  const bool vectors = workload_.tiled && block == 0;
+  const bool vectors = workload_.operator_tiles && block == 0;
   const Buffer accumulator =
       vectors ? step_.pools.of_vectors(PoolKind::accumulators) : accumulator_[block];
   const bool same = workload_.compute == DType::fp32;
@@ -52,7 +53,7 @@ void Gradients::finish_gradient(std::uint32_t block) {
   const bool device = placement_.blocks[block].gradients == Tier::device;
   const bool updates_here = placement_.blocks[block].state == Tier::device;
   const PoolKind totals = updates_here ? PoolKind::device_gradients : PoolKind::device_sums;
-  const std::uint32_t last = last_gradient_part(block);
+  const std::uint32_t last = last_addition(block);
   OpDraft finish = draft(OpKind::accumulate, Lane::gpu, block);
   finish.op.bytes = rounding_traffic(workload_, placement_, block, step_.round);
   finish.read(accumulator, vectors ? Value{ValueKind::gradient_sum}
@@ -73,12 +74,16 @@ void Gradients::finish_gradient(std::uint32_t block) {
   if (!device) return download_gradient(block, narrow);
   give_back(narrow);
   if (step_.round + 1 != workload_.rounds) return;
-  if (updates_here) return append_norms(block, PoolKind::device_gradients);
+  updates_here ? append_norms(block, PoolKind::device_gradients) : download_total(block);
+}
+
+/// Downloads the sum of all rounds.
+void Gradients::download_total(std::uint32_t block) {
+  const Value total{ValueKind::total_gradient, block, 0, step_.round};
   OpDraft download = draft(OpKind::copy, Lane::d2h, block);
-  download.op.bytes = Bytes{workload_.blocks[block].padded_parameters.value() * sizeof(float)};
-  download.read(tiles_of(totals, block), {ValueKind::total_gradient, block, 0, step_.round});
-  download.write(tiles_of(PoolKind::host_gradients, block),
-                 {ValueKind::total_gradient, block, 0, step_.round});
+  download.op.bytes = bytes_of(workload_.blocks[block].padded_parameters, DType::fp32);
+  download.read(tiles_of(PoolKind::device_sums, block), total);
+  download.write(tiles_of(PoolKind::host_gradients, block), total);
   append(download);
   append_norms(block, PoolKind::host_gradients);
 }
@@ -89,7 +94,7 @@ void Gradients::download_gradient(std::uint32_t block, const Buffer& made) {
   const Value total{ValueKind::total_gradient, block, 0, step_.round};
   const bool lands = workload_.sums_gradients();
   OpDraft download = draft(OpKind::copy, Lane::d2h, block);
-  download.op.bytes = shard_bytes(block) * std::uint64_t{workload_.gradients_of_round()};
+  download.op.bytes = bytes_of(reduction_of(block).got(), workload_.compute);
   download.read(gradient, gradient_shard(block));
   if (!lands) {
     download.write(home, total);
@@ -112,27 +117,15 @@ void Gradients::download_gradient(std::uint32_t block, const Buffer& made) {
 }
 
 Buffer Gradients::reduce_gradient(std::uint32_t block, const Buffer& gradient) {
-  const bool sharded = workload_.shards() > 1;
-  const bool summed = workload_.replicas.sums == SumOrder::fast;
-  const Value made{ValueKind::gradient, block, 0, step_.round};
-  if (summed && !sharded) {
-    OpDraft reduce = draft(OpKind::all_reduce, Lane::net, block);
-    reduce.op.bytes = reduction_traffic(workload_, block);
-    reduce.read(gradient, made);
-    reduce.write(gradient, gradient_shard(block));
-    append(reduce);
-    return gradient;
-  }
-  const OpKind kind = summed    ? OpKind::reduce_scatter
-                      : sharded ? OpKind::all_to_all
-                                : OpKind::all_gather;
-  const Buffer received = step_.pools.take_slot(PoolKind::gradient_shards, block);
-  OpDraft exchange = draft(kind, Lane::net, block);
+  const Reduction reduction = reduction_of(block);
+  const Buffer received =
+      reduction.in_place() ? gradient : step_.pools.take_slot(PoolKind::gradient_shards, block);
+  OpDraft exchange = draft(reduction.kind, Lane::net, block);
   exchange.op.bytes = reduction_traffic(workload_, block);
-  exchange.read(gradient, made);
+  exchange.read(gradient, {ValueKind::gradient, block, 0, step_.round});
   exchange.write(received, gradient_shard(block));
   append(exchange);
-  give_back(gradient);
+  if (!reduction.in_place()) give_back(gradient);
   return received;
 }
 

@@ -5,13 +5,14 @@
 #include <cstdint>
 #include <vector>
 
+#include "runtime/plan/reduction.hpp"
 #include "runtime/plan/step/builder/step_draft.hpp"
 
 namespace spillway::plan {
 
-class Gradients : public StepPart {
+class Gradients : public OpWriter {
  public:
-  explicit Gradients(StepDraft& step) : StepPart(step) { restart(); }
+  explicit Gradients(StepDraft& step) : OpWriter(step) { restart(); }
   /// Forgets the accumulators of the last list.
   void restart() { accumulator_.assign(workload_.blocks.size(), {}); }
 
@@ -35,16 +36,18 @@ class Gradients : public StepPart {
   /// Adds up over the tensor group the round's gradients from `BlockShape::partial_first` on.
   void sum_shared(std::uint32_t block);
   /// Returns the part of a block's gradient sum that its last writer in a round leaves.
-  [[nodiscard]] std::uint32_t last_gradient_part(std::uint32_t block) const {
+  [[nodiscard]] std::uint32_t last_addition(std::uint32_t block) const {
     const std::uint32_t passes = workload_.micro_batches;
     const bool has_norm = workload_.sums_passes() && workload_.layer_of(block) > 0;
     return (has_norm ? 2 * passes : passes) - 1 + (workload_.sums_shared(block) ? 1 : 0);
   }
   /// Downloads the round's gradient, or this rank's part of it; several are summed on the host.
   void download_gradient(std::uint32_t block, const Buffer& gradient);
-  /// Returns a buffer with what this rank gets of all ranks' gradients of a round: its shard of
-  /// their sum or, where they add up in a fixed order, its shard of each. What has no shards is
-  /// whole.
+  void download_total(std::uint32_t block);
+  [[nodiscard]] Reduction reduction_of(std::uint32_t block) const {
+    return plan::reduction_of(workload_, workload_.blocks[block].padded_parameters);
+  }
+  /// Returns a buffer with what this rank gets of all ranks' gradients of a round.
   [[nodiscard]] Buffer reduce_gradient(std::uint32_t block, const Buffer& gradient);
 
   std::vector<Buffer> accumulator_;  // by block, of the visit under way

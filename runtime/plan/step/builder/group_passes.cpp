@@ -59,11 +59,43 @@ void GroupPasses::gather_gradient(std::uint32_t block, std::uint32_t m) {
                gathered_gradient(layer, m));
 }
 
+/// Completes forward of a micro-batch, whose norm's output has been gathered, and adds up what the
+/// ranks have made.
+void GroupPasses::append_forward(OpDraft forward, bool train) {
+  const std::uint32_t block = forward.op.block;
+  const std::uint32_t m = forward.op.micro_batch;
+  const std::uint32_t layer = workload_.layer_of(block);
+  forward.op.flops = workload_.blocks[block].forward_flops;
+  Buffer input;
+  if (layer == 0) {
+    bring_tokens(forward, /*brought=*/false);
+  } else {
+    input = activations_.passing_boundary(layer - 1, m);
+    forward.read(input, boundary(layer - 1, m));
+    if (workload_.shares_tokens()) forward.read(gathered_normal(layer, m));
+  }
+  const Buffer output = activations_.place_for_output(layer, m);
+  const Access sum{.buffer = output, .value = boundary(layer, m)};
+  forward.write(addend_of(sum));
+  const bool leaves = train && saved_activations_leave(workload_, placement_, block);
+  const Buffer kept = leaves ? take_free(PoolKind::saved_activation_slots)
+                             : activations_.saved_activations(block, m);
+  if (train && placement_.blocks[block].saved) forward.write(kept, saved(layer, m));
+  forward.write({PoolKind::workspace}, {});
+  append(forward);
+  sum_passes(block, sum);
+  if (layer > 0) give_back(input);
+  if (leaves) {
+    activations_.take_away(activations_.leaving_saved_activations(block, m), kept);
+    give_back(kept);
+  }
+  activations_.pass_boundary(layer, m, output, train);
+}
+
 void GroupPasses::visit_forward(std::uint32_t block, MicroBatches range, bool train) {
   const std::uint32_t layer = workload_.layer_of(block);
   const Buffer weights = weights_.bring_parameters(block);
   if (block == 0 && messages_.lends_first()) messages_.lend_embedding(weights);
-  const bool leaves = train && saved_activations_leave(workload_, placement_, block);
   const auto begin = [&](std::uint32_t m) {
     OpDraft forward = draft(OpKind::forward, Lane::gpu, block, m);
     forward.read(weights, parameters(block));
@@ -72,40 +104,14 @@ void GroupPasses::visit_forward(std::uint32_t block, MicroBatches range, bool tr
   for (std::uint32_t m = range.first; layer > 0 && m < range.last; ++m) {
     gather_normal(begin(m), activations_.passing_boundary(layer - 1, m));
   }
-  for (std::uint32_t m = range.first; m < range.last; ++m) {
-    OpDraft forward = begin(m);
-    forward.op.flops = workload_.blocks[block].forward_flops;
-    Buffer input;
-    if (layer == 0) {
-      bring_tokens(forward, /*held=*/false);
-    } else {
-      input = activations_.passing_boundary(layer - 1, m);
-      forward.read(input, boundary(layer - 1, m));
-      if (workload_.shares_tokens()) forward.read(gathered_normal(layer, m));
-    }
-    const Buffer output = activations_.place_for_output(layer, m);
-    const Access sum{.buffer = output, .value = boundary(layer, m)};
-    forward.write(addend_of(sum));
-    const Buffer kept = leaves ? take_free(PoolKind::saved_activation_slots)
-                               : activations_.saved_activations(block, m);
-    if (train && placement_.blocks[block].saved) forward.write(kept, saved(layer, m));
-    forward.write({PoolKind::workspace}, {});
-    append(forward);
-    sum_passes(block, sum);
-    if (layer > 0) give_back(input);
-    if (leaves) {
-      activations_.take_away(activations_.leaving_saved_activations(block, m), kept);
-      give_back(kept);
-    }
-    activations_.pass_boundary(layer, m, output, train);
-  }
+  for (std::uint32_t m = range.first; m < range.last; ++m) append_forward(begin(m), train);
   give_back(weights);
 }
 
 /// Writes backward as far as a rank can run it alone: to its addend to the gradient of the norm's
 /// output; of the embedding, to the end.
-void GroupPasses::backward_part(std::uint32_t block, std::uint32_t m, const Buffer& weights,
-                                const Buffer& accumulator) {
+void GroupPasses::begin_backward(std::uint32_t block, std::uint32_t m, const Buffer& weights,
+                                 const Buffer& accumulator) {
   const BlockShape& shape = workload_.blocks[block];
   const std::uint32_t layer = workload_.layer_of(block);
   const Buffer gradient = activations_.passing_gradient(m);
@@ -128,7 +134,7 @@ void GroupPasses::backward_part(std::uint32_t block, std::uint32_t m, const Buff
   if (workload_.shares_tokens()) {
     backward.read(gathered_normal(layer, m));
   } else {
-    backward.read(held_[m], boundary(layer - 1, m));
+    backward.read(shared_[m], boundary(layer - 1, m));
   }
   // What is recomputed ends before the addend to the output, whose sum is there.
   recomputes(layer) ? backward.write(kept, saved(layer, m)) : backward.read(kept, saved(layer, m));
@@ -148,14 +154,14 @@ void GroupPasses::finish_backward(std::uint32_t block, std::uint32_t m, const Bu
   const Buffer gradient = activations_.passing_gradient(m);
   OpDraft finish = draft(OpKind::backward, Lane::gpu, block, m);
   finish.read(weights, parameters(block));
-  finish.read(held_[m], boundary(layer - 1, m));
+  finish.read(shared_[m], boundary(layer - 1, m));
   finish.read(norm_gradient(layer, m));
   finish.read(gradient, boundary_gradient(layer, m));
   finish.write(gradient, boundary_gradient(layer - 1, m));
   gradients_.add_norm_gradient(finish, accumulator);
   finish.write({PoolKind::workspace}, {});
   append(finish);
-  give_back(held_[m]);
+  give_back(shared_[m]);
 }
 
 void GroupPasses::visit_backward(std::uint32_t block, MicroBatches range) {
@@ -165,13 +171,13 @@ void GroupPasses::visit_backward(std::uint32_t block, MicroBatches range) {
   for (std::uint32_t m = range.first; m < range.last; ++m) {
     gather_gradient(block, m);
     if (layer == 0) continue;
-    held_[m] = activations_.returning_boundary(layer - 1, m);
+    shared_[m] = activations_.returning_boundary(layer - 1, m);
     OpDraft reads = draft(OpKind::backward, Lane::gpu, block, m);
     reads.read(weights, parameters(block));
-    gather_normal(reads, held_[m]);
+    gather_normal(reads, shared_[m]);
   }
   for (std::uint32_t m = range.first; m < range.last; ++m) {
-    backward_part(block, m, weights, accumulator);
+    begin_backward(block, m, weights, accumulator);
   }
   for (std::uint32_t m = range.first; layer > 0 && m < range.last; ++m) {
     finish_backward(block, m, weights, accumulator);
@@ -229,7 +235,7 @@ void GroupPasses::scan_head(const HeadVisit& head, std::uint32_t m) {
 }
 
 /// Writes the loss and, in training, the gradients of this rank's part of the projection.
-void GroupPasses::loss_of_part(const HeadVisit& head, std::uint32_t m, bool train) {
+void GroupPasses::loss_of_rank(const HeadVisit& head, std::uint32_t m, bool train) {
   const Access sum = norm_gradient(workload_.head_layer(), m);
   OpDraft loss = draft_of_head(head, m);
   if (train) {
@@ -252,11 +258,11 @@ void GroupPasses::loss_of_part(const HeadVisit& head, std::uint32_t m, bool trai
 
 void GroupPasses::finish_head(const HeadVisit& head, std::uint32_t m) {
   const std::uint32_t layer = workload_.head_layer();
-  held_[m] = activations_.place_for_gradient(m);
+  shared_[m] = activations_.place_for_gradient(m);
   OpDraft finish = draft_of_head(head, m);
   finish.read(activations_.passing_boundary(layer - 1, m), boundary(layer - 1, m));
   finish.read(norm_gradient(layer, m));
-  finish.write(held_[m], boundary_gradient(layer - 1, m));
+  finish.write(shared_[m], boundary_gradient(layer - 1, m));
   gradients_.add_norm_gradient(finish, head.accumulator);
   finish.write({PoolKind::workspace}, {});
   append(finish);
@@ -269,11 +275,11 @@ void GroupPasses::visit_head(MicroBatches range, bool train) {
     gather_normal(draft_of_head(head, m), activations_.passing_boundary(layer - 1, m));
   }
   for (std::uint32_t m = range.first; m < range.last; ++m) scan_head(head, m);
-  for (std::uint32_t m = range.first; m < range.last; ++m) loss_of_part(head, m, train);
+  for (std::uint32_t m = range.first; m < range.last; ++m) loss_of_rank(head, m, train);
   for (std::uint32_t m = range.first; m < range.last; ++m) {
     if (train) finish_head(head, m);
     give_back(activations_.passing_boundary(layer - 1, m));
-    if (train) activations_.pass_gradient(m, held_[m]);
+    if (train) activations_.pass_gradient(m, shared_[m]);
   }
   if (workload_.tied_head) give_back(head.borrowed);
   give_back(head.weights);

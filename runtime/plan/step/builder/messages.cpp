@@ -16,23 +16,23 @@ void Messages::append_message(OpKind kind, std::uint32_t peer, std::uint32_t blo
 
 /// A pass forward reads the output of the layer before its chunk, and one backward the gradient of
 /// its chunk's output; it makes the same for the pass that follows it on another stage.
-void Messages::exchange(const StageEntry& turn) {
-  if (turn.tied) return exchange_tied_gradient(turn);
-  const BlockRange& layers = workload_.stage.chunks[turn.pass.chunk];
-  const bool receives = turn.kind == StageEntry::Kind::receive;
-  const bool forward = turn.pass.direction == Direction::forward;
+void Messages::exchange(const StageEntry& entry) {
+  if (entry.tied) return exchange_tied_gradient(entry);
+  const BlockRange& layers = workload_.stage.chunks[entry.pass.chunk];
+  const bool receives = entry.kind == StageEntry::Kind::receive;
+  const bool forward = entry.pass.direction == Direction::forward;
   const std::uint32_t layer = receives == forward ? layers.first - 1 : layers.end - 1;
-  receives ? receive_boundaries(turn, layer) : send_boundaries(turn, layer);
+  receives ? receive_boundaries(entry, layer) : send_boundaries(entry, layer);
 }
 
 /// What a backward will read again leaves the device as soon as it has come.
-void Messages::receive_boundaries(const StageEntry& turn, std::uint32_t layer) {
-  const Direction direction = turn.pass.direction;
+void Messages::receive_boundaries(const StageEntry& entry, std::uint32_t layer) {
+  const Direction direction = entry.pass.direction;
   const bool forward = direction == Direction::forward;
   for (std::uint32_t m = 0; m < workload_.micro_batches; ++m) {
     const Buffer place =
         forward ? activations_.place_for_output(layer, m) : activations_.place_for_gradient(m);
-    append_message(OpKind::receive, turn.peer, workload_.first_block(layer), m,
+    append_message(OpKind::receive, entry.peer, workload_.first_block(layer), m,
                    workload_.boundary_bytes,
                    {.buffer = place, .value = passing(direction, layer, m)});
     forward ? activations_.pass_boundary(layer, m, place, step_.trains)
@@ -41,14 +41,14 @@ void Messages::receive_boundaries(const StageEntry& turn, std::uint32_t layer) {
   activations_.put_by(direction, layer);
 }
 
-void Messages::send_boundaries(const StageEntry& turn, std::uint32_t layer) {
-  const Direction direction = turn.pass.direction;
+void Messages::send_boundaries(const StageEntry& entry, std::uint32_t layer) {
+  const Direction direction = entry.pass.direction;
   const bool forward = direction == Direction::forward;
   activations_.restore_boundary(direction, layer);
   for (std::uint32_t m = 0; m < workload_.micro_batches; ++m) {
     const Buffer made =
         forward ? activations_.passing_boundary(layer, m) : activations_.passing_gradient(m);
-    append_message(OpKind::send, turn.peer, workload_.first_block(layer), m,
+    append_message(OpKind::send, entry.peer, workload_.first_block(layer), m,
                    workload_.boundary_bytes,
                    {.buffer = made, .value = passing(direction, layer, m)});
     give_back(made);
@@ -57,9 +57,9 @@ void Messages::send_boundaries(const StageEntry& turn, std::uint32_t layer) {
 
 /// The head's stage keeps the sums of as many rounds as are on their way; the embedding's adds them
 /// in the order of rounds, one at a time.
-void Messages::exchange_tied_gradient(const StageEntry& turn) {
-  const bool sends = turn.kind == StageEntry::Kind::send;
-  append_message(sends ? OpKind::send : OpKind::receive, turn.peer, 0, 0,
+void Messages::exchange_tied_gradient(const StageEntry& entry) {
+  const bool sends = entry.kind == StageEntry::Kind::send;
+  append_message(sends ? OpKind::send : OpKind::receive, entry.peer, 0, 0,
                  Bytes{workload_.tied_elements.value() * sizeof(float)},
                  {.buffer = tied_accumulator(0), .value = tied_gradient(0)});
 }

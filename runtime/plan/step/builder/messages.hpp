@@ -10,13 +10,13 @@
 
 namespace spillway::plan {
 
-class Messages : public StepPart {
+class Messages : public OpWriter {
  public:
   Messages(StepDraft& step, Weights& weights, Activations& activations)
-      : StepPart(step), weights_(weights), activations_(activations) {}
+      : OpWriter(step), weights_(weights), activations_(activations) {}
 
-  /// Sends or receives what the turn names: the boundaries of a pass, or a tied gradient.
-  void exchange(const StageEntry& turn);
+  /// Sends or receives what the entry names: the boundaries of a pass, or a tied gradient.
+  void exchange(const StageEntry& entry);
   /// Returns whether the first pass of a list lends the embedding to the stage of a tied head.
   [[nodiscard]] bool lends_first() const {
     return step_.round == 0 && workload_.lends_embedding() &&
@@ -33,11 +33,11 @@ class Messages : public StepPart {
   void append_message(OpKind kind, std::uint32_t peer, std::uint32_t block, std::uint32_t m,
                       Bytes bytes, const Access& what);
   /// Receives a layer's boundaries, and puts them by for the pass that reads them.
-  void receive_boundaries(const StageEntry& turn, std::uint32_t layer);
+  void receive_boundaries(const StageEntry& entry, std::uint32_t layer);
   /// Sends a layer's boundaries, and frees their slots.
-  void send_boundaries(const StageEntry& turn, std::uint32_t layer);
+  void send_boundaries(const StageEntry& entry, std::uint32_t layer);
   /// Sends or receives what a tied head adds to the gradient of the embedding in a round.
-  void exchange_tied_gradient(const StageEntry& turn);
+  void exchange_tied_gradient(const StageEntry& entry);
 
   Weights& weights_;
   Activations& activations_;

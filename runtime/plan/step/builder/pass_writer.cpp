@@ -2,9 +2,9 @@
 
 namespace spillway::plan {
 
-void PassWriter::bring_tokens(OpDraft& draft, bool held) const {
+void PassWriter::bring_tokens(OpDraft& draft, bool brought) const {
   const std::uint32_t m = draft.op.micro_batch;
-  if (held) return draft.read(device_tokens(m), of_pass(ValueKind::tokens, m));
+  if (brought) return draft.read(device_tokens(m), of_pass(ValueKind::tokens, m));
   draft.read({PoolKind::host_tokens, pass_index(m)}, of_pass(ValueKind::tokens, m));
   draft.write(device_tokens(m), of_pass(ValueKind::tokens, m));
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "runtime/plan/step/builder/activations.hpp"
@@ -21,11 +22,11 @@ struct Ways {
   Messages& messages;
 };
 
-class PassWriter : public StepPart {
+class PassWriter : public OpWriter {
  public:
   virtual ~PassWriter() = default;
   /// Forgets the boundaries that the last list has shared.
-  void restart() { held_.assign(workload_.micro_batches, {}); }
+  void restart() { shared_.assign(workload_.micro_batches, {}); }
 
   /// Writes the forward of a block.
   virtual void visit_forward(std::uint32_t block, MicroBatches range, bool train) = 0;
@@ -36,15 +37,15 @@ class PassWriter : public StepPart {
 
  protected:
   PassWriter(StepDraft& step, const Ways& ways)
-      : StepPart(step),
+      : OpWriter(step),
         weights_(ways.weights),
         gradients_(ways.gradients),
         activations_(ways.activations),
         messages_(ways.messages) {
     restart();
   }
-  /// Declares that an op reads the tokens. `held`: the embedding has brought them to the device.
-  void bring_tokens(OpDraft& draft, bool held) const;
+  /// Declares that an op reads the tokens. `brought`: the embedding has brought them to the device.
+  void bring_tokens(OpDraft& draft, bool brought) const;
 
   Weights& weights_;
   Gradients& gradients_;
@@ -52,11 +53,11 @@ class PassWriter : public StepPart {
   Messages& messages_;
   // By micro-batch: the boundary that the parts of a layer under way share, which is the output
   // that forward makes, the input that backward reads or the gradient that the loss makes.
-  std::vector<Buffer> held_;
+  std::vector<Buffer> shared_;
 };
 
-/// Passes of a rank that computes whole layers; with `Workload::tiled` tile by tile, where the
-/// tiles of a layer share its saved activations and the gradient of its input.
+/// Passes of a rank that computes whole layers; with `Workload::operator_tiles` tile by tile, where
+/// the tiles of a layer share its saved activations and the gradient of its input.
 class LayerPasses final : public PassWriter {
  public:
   LayerPasses(StepDraft& step, const Ways& ways) : PassWriter(step, ways) {}
@@ -71,6 +72,27 @@ class LayerPasses final : public PassWriter {
   void visit_forward(std::uint32_t block, MicroBatches range, bool train, bool again);
   void visit_backward(std::uint32_t block, MicroBatches range);
   void visit_loss(std::uint32_t block, MicroBatches range, HeadPass pass);
+  /// What the passes of a block of the loss read and add to.
+  struct LossVisit {
+    std::uint32_t block = 0;
+    HeadPass pass{};
+    bool is_own = true;                ///< of the head, which may be tied and have none
+    std::optional<Buffer> borrowed{};  ///< the embedding of a tied head, beside what is its own
+    Buffer weights{}, accumulator{};
+
+    [[nodiscard]] bool trains() const { return pass == HeadPass::gradient; }
+    [[nodiscard]] std::uint32_t tied_block() const { return is_own ? 0 : block; }
+  };
+  [[nodiscard]] LossVisit begin_loss(std::uint32_t block, MicroBatches range, HeadPass pass);
+  void append_loss(const LossVisit& visit, std::uint32_t m, const Buffer& input);
+  void write_loss_gradients(OpDraft& loss, const LossVisit& visit);
+  [[nodiscard]] Buffer input_of(std::uint32_t layer, std::uint32_t m, bool again, bool begins);
+  void save_part(OpDraft& forward, std::uint32_t part, const Buffer& kept) const;
+  /// Whether the backward of a layer recomputes it in the same op.
+  [[nodiscard]] bool runs_forward_in_backward(std::uint32_t layer) const {
+    return !workload_.operator_tiles && recomputes(layer);
+  }
+  void read_layer(OpDraft& backward, const Buffer& weights, const Buffer& kept) const;
   void meet_tiles(OpDraft& draft, std::uint32_t layer, std::uint32_t part,
                   std::uint32_t parts) const;
   void meet_tiles_of_head(OpDraft& draft, std::uint32_t part, bool train) const;
@@ -105,18 +127,19 @@ class GroupPasses final : public PassWriter {
   [[nodiscard]] Access gathered_gradient(std::uint32_t layer, std::uint32_t m) const;
   /// Appends the collective that makes the ranks' addends their sum.
   void sum_passes(std::uint32_t block, const Access& sum);
+  void append_forward(OpDraft forward, bool train);
   void gather_normal(const OpDraft& reads, const Buffer& input);
   void gather_gradient(std::uint32_t block, std::uint32_t m);
   void visit_backward(std::uint32_t block, MicroBatches range);
-  void backward_part(std::uint32_t block, std::uint32_t m, const Buffer& weights,
-                     const Buffer& accumulator);
+  void begin_backward(std::uint32_t block, std::uint32_t m, const Buffer& weights,
+                      const Buffer& accumulator);
   void finish_backward(std::uint32_t block, std::uint32_t m, const Buffer& weights,
                        const Buffer& accumulator);
   [[nodiscard]] HeadVisit begin_head(MicroBatches range, bool train);
   [[nodiscard]] OpDraft draft_of_head(const HeadVisit& head, std::uint32_t m) const;
   void read_hidden(OpDraft& loss, const HeadVisit& head, std::uint32_t m) const;
   void scan_head(const HeadVisit& head, std::uint32_t m);
-  void loss_of_part(const HeadVisit& head, std::uint32_t m, bool train);
+  void loss_of_rank(const HeadVisit& head, std::uint32_t m, bool train);
   void finish_head(const HeadVisit& head, std::uint32_t m);
 };
 

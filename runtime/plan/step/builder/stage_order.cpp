@@ -45,23 +45,23 @@ void Builder::staged_training() {
     flush();
     if (workload_.lends_embedding()) messages_.lend_stash_of_embedding();
   }
-  run_steps(workload_.stage.steps);
+  run_entries(workload_.stage.entries);
   state_.read_ahead();
 }
 
 /// Writes the passes forward that a step leaves to the one before it.
 void Builder::fill() {
   step_.trains = true;
-  run_steps(workload_.stage.fill);
+  run_entries(workload_.stage.fill);
 }
 
-void Builder::run_steps(const std::vector<StageEntry>& steps) {
-  for (const StageEntry& turn : steps) {
-    step_.round = turn.pass.round;
-    const BlockRange& layers = workload_.stage.chunks[turn.pass.chunk];
-    if (turn.kind != StageEntry::Kind::run) {
-      messages_.exchange(turn);
-    } else if (turn.pass.direction == Direction::forward) {
+void Builder::run_entries(const std::vector<StageEntry>& entries) {
+  for (const StageEntry& entry : entries) {
+    step_.round = entry.pass.round;
+    const BlockRange& layers = workload_.stage.chunks[entry.pass.chunk];
+    if (entry.kind != StageEntry::Kind::run) {
+      messages_.exchange(entry);
+    } else if (entry.pass.direction == Direction::forward) {
       run_forward(layers, /*train=*/true);
     } else {
       run_backward(layers);

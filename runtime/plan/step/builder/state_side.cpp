@@ -133,8 +133,8 @@ void StateSide::update_block(std::uint32_t block) {
   for (std::uint32_t tile = step_.first_tile[block]; tile < step_.first_tile[block + 1]; ++tile) {
     update_tile(tile);
   }
-  const BlockCut& place = placement_.blocks[block];
-  if (place.resident() && place.state != Tier::device) weights_.refresh_residents(block);
+  const BlockCut& cut = placement_.blocks[block];
+  if (cut.resident() && cut.state != Tier::device) weights_.refresh_residents(block);
 }
 
 void StateSide::stash_block(std::uint32_t block) {

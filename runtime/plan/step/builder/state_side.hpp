@@ -9,11 +9,11 @@
 
 namespace spillway::plan {
 
-class StateSide : public StepPart {
+class StateSide : public OpWriter {
  public:
   /// Begins a list. `records`: state that lives in memory goes to disk after its update.
   StateSide(StepDraft& step, Weights& weights, bool records)
-      : StepPart(step), weights_(weights), records_(records) {
+      : OpWriter(step), weights_(weights), records_(records) {
     restart();
   }
   /// Forgets which tiles the last list has staged.

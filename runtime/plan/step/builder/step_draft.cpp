@@ -30,7 +30,7 @@ void check_placement(const Workload& workload, const Placement& placement) {
     SPILLWAY_ASSERT(is_admissible(workload, block));
   }
   const bool uses_slots = placement.boundary_slots > 0;
-  SPILLWAY_ASSERT(!workload.tiled || placement.blocks[0].resident());
+  SPILLWAY_ASSERT(!workload.operator_tiles || placement.blocks[0].resident());
   // A list leaves no slot to the next one.
   SPILLWAY_ASSERT(!uses_slots || !workload.stage.stays_full());
   // An op may hold two boundaries: what it reads and what it writes.
@@ -65,19 +65,19 @@ void StepDraft::restart(const Placement& placement_of_step) {
   trains = false;
 }
 
-OpDraft StepPart::draft(OpKind kind, Lane lane, std::uint32_t block, std::uint32_t m) {
+OpDraft OpWriter::draft(OpKind kind, Lane lane, std::uint32_t block, std::uint32_t m) {
   OpDraft draft(kind, lane, block);
   draft.op.micro_batch = m;
   return draft;
 }
 
-OpDraft StepPart::draft_of_tile(OpKind kind, Lane lane, std::uint32_t tile) const {
+OpDraft OpWriter::draft_of_tile(OpKind kind, Lane lane, std::uint32_t tile) const {
   OpDraft draft(kind, lane, step_.tiles[tile].block);
   draft.op.tile = tile;
   return draft;
 }
 
-void StepPart::append_group(OpKind kind, std::uint32_t block, std::uint32_t m, Bytes bytes,
+void OpWriter::append_group(OpKind kind, std::uint32_t block, std::uint32_t m, Bytes bytes,
                             const Access& from, const Access& to) {
   OpDraft op = draft(kind, Lane::net, block, m);
   op.op.group = RankGroup::tensor;
@@ -88,10 +88,11 @@ void StepPart::append_group(OpKind kind, std::uint32_t block, std::uint32_t m, B
   append(op);
 }
 
-Value StepPart::saved(std::uint32_t layer, std::uint32_t m) const {
+Value OpWriter::saved(std::uint32_t layer, std::uint32_t m) const {
   const std::uint32_t first = workload_.first_block(layer);
   std::uint32_t part = last_part(layer);
-  while (workload_.tiled && recomputes(layer) && !workload_.blocks[first + part].feeds_backward) {
+  while (workload_.operator_tiles && recomputes(layer) &&
+         !workload_.blocks[first + part].feeds_backward) {
     --part;
   }
   return made_by(ValueKind::saved, layer, part, m);

@@ -1,5 +1,5 @@
 // StepDraft: the list of a step while it is built, with what all parts of the builder share.
-// StepPart: what they have in common: the names of buffers and values, and the way of an op into
+// OpWriter: what they have in common: the names of buffers and values, and the way of an op into
 // the list.
 #pragma once
 
@@ -35,15 +35,15 @@ struct StepDraft {
   bool trains = false;
 };
 
-class StepPart {
+class OpWriter {
  public:
-  StepPart(const StepPart&) = delete;
-  StepPart& operator=(const StepPart&) = delete;
+  OpWriter(const OpWriter&) = delete;
+  OpWriter& operator=(const OpWriter&) = delete;
 
  protected:
-  explicit StepPart(StepDraft& step)
+  explicit OpWriter(StepDraft& step)
       : step_(step), workload_(step.workload), placement_(step.placement) {}
-  ~StepPart() = default;
+  ~OpWriter() = default;
 
   [[nodiscard]] static OpDraft draft(OpKind kind, Lane lane, std::uint32_t block,
                                      std::uint32_t micro_batch = 0);

@@ -43,7 +43,7 @@ Buffer Weights::bring_parameters(std::uint32_t block) {
 }
 
 void Weights::read_vectors(OpDraft& draft) const {
-  if (!workload_.tiled) return;
+  if (!workload_.operator_tiles) return;
   draft.read(tiles_of(PoolKind::resident_parameters, 0), parameters(0));
 }
 

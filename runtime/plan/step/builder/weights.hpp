@@ -11,9 +11,9 @@
 
 namespace spillway::plan {
 
-class Weights : public StepPart {
+class Weights : public OpWriter {
  public:
-  explicit Weights(StepDraft& step) : StepPart(step) { restart(); }
+  explicit Weights(StepDraft& step) : OpWriter(step) { restart(); }
   /// Forgets what the last list has gathered.
   void restart();
 

@@ -12,7 +12,7 @@
 namespace spillway::engine {
 
 /// Whether the planner may choose the layers of the stages, where the options leave them open.
-enum class StageCut : std::uint8_t { chosen, kept };
+enum class StageLayers : std::uint8_t { chosen, kept };
 
 /// Returns the stage's part of the workload, as the options cut it; all of it if there is one
 /// stage.

@@ -1,4 +1,4 @@
-#include "runtime/engine/prepare/stage_cut.hpp"
+#include "runtime/engine/prepare/stage_layers.hpp"
 
 #include <utility>
 

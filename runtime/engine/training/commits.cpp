@@ -1,0 +1,83 @@
+#include "runtime/engine/training/commits.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "runtime/base/error.hpp"
+
+namespace spillway::engine {
+
+Commits::Commits(StepEngine& engine, StateIo& state_io, const TrainingState& state,
+                 const PendingUpdate& update)
+    : engine_(engine),
+      state_(state),
+      update_(update),
+      copy_(engine, state_io),
+      all_in_step_(!engine.ranks().any(in_step() ? Vote::no : Vote::yes)) {}
+
+bool Commits::due_next() const {
+  const std::uint64_t every = std::max<std::uint64_t>(engine_.options().commit_every, 1);
+  const bool due = engine_.placement().commits && state_.step > 0 && state_.step % every == 0;
+  return (due || copying()) && committed_step_ != state_.step;
+}
+
+bool Commits::due_to_evaluate() const {
+  // A stage whose own gradients are finite has an update, also of a step that others skip.
+  const bool updates = update_.pending && state_.skipped_in_a_row == 0;
+  return all_in_step_ && copying() && updates && committed_step_ != state_.step;
+}
+
+TrainingState Commits::resume() {
+  const auto& committed = engine_.store()->committed();
+  check(committed.has_value(), ErrorCode::invalid_argument,
+        "the run has no committed step to resume from");
+  const SavedRank saved = decode_rank(committed->payload);
+  const SavedRank now = saved_rank_of(engine_.workload());
+  check(saved.grid == now.grid && saved.rank == now.rank && saved.layers == now.layers,
+        ErrorCode::invalid_argument,
+        fmt::format("{} holds the state of {}, and this is {}; resume on the same grid of ranks, "
+                    "or start a new run from it",
+                    engine_.setup().store.options.directories.front().string(), to_text(saved),
+                    to_text(now)));
+  check(engine_.store()->layout().tiles == engine_.slots().store_layout().tiles,
+        ErrorCode::corrupt_data,
+        "the run's state was written with another model, tile size, state format or sharding");
+  TrainingState state = decode(committed->payload);
+  committed_step_ = state.step;
+  return state;
+}
+
+void Commits::prepare(Commit commit, Writes writes) {
+  StepDecisions& step = decisions();
+  step.commit_due =
+      commit == Commit::yes && engine_.store() != nullptr && committed_step_ != state_.step;
+  const bool complete = writes == Writes::all &&
+                        (update_.pending || !engine_.placement().any_state(plan::Tier::nvme));
+  step.copy = complete ? copy_.store() : nullptr;
+  step.commit.step = StepIndex{state_.step};
+  encode(state_, engine_.workload(), step.commit.payload);
+}
+
+void Commits::finish() {
+  StepDecisions& step = decisions();
+  if (step.commit_due) committed_step_ = state_.step;
+  if (std::exchange(step.copy, nullptr) != nullptr) copy_.close();
+}
+
+void Commits::complete_copy() {
+  if (!copying()) return;
+  const auto& committed = engine_.store()->committed();
+  SPILLWAY_ASSERT(committed.has_value());
+  copy_.fill(*committed);
+}
+
+void Commits::complete_copy_of_newest() { copy_.fill(decisions().commit); }
+
+void Commits::abandon_copy() {
+  decisions().copy = nullptr;
+  copy_.abandon();
+}
+
+}  // namespace spillway::engine
