@@ -55,7 +55,7 @@ def _values_of(args: Any) -> dict[tuple[str, ...], Any]:
     values: dict[tuple[str, ...], Any] = {
         ("train_micro_batch_size_per_gpu",): micro_batch,
         ("gradient_accumulation_steps",): steps,
-        ("train_batch_size",): micro_batch * steps,
+        ("train_batch_size",): micro_batch * steps * args.world_size,
         ("gradient_clipping",): args.max_grad_norm,
         ("bf16", "enabled"): args.bf16, ("fp16", "enabled"): args.fp16,
         (*parameters, "lr"): args.learning_rate,

@@ -146,6 +146,7 @@ class Streaming:
                 raise InvalidArgumentError(
                     f"block {unit} has no parameters of its own; leave it out of blocks")
         self._shard: Shard | None = None
+        self.until_trained: Any = None  # keeps the parameters until an optimizer trains them
         self._indices: list[list[int]] = []
         self._kept: list[torch.Tensor] = []  # where those of the entered unit lie otherwise
         self._inside: int | None = None
@@ -177,8 +178,15 @@ class Streaming:
         """Whether `shard` keeps the model's parameters."""
         return self._shard is shard
 
+    def has_keeper(self) -> bool:
+        """Whether an optimizer keeps the model's parameters, so that passes can run."""
+        return self._shard is not None
+
     def attach(self, shard: Shard) -> None:
         """Makes `shard`, which has all parameters of the model, the keeper of them."""
+        if self.until_trained is not None:
+            self.until_trained.close()
+            self.until_trained = None
         places = {entry.parameter: index for index, entry in enumerate(shard.entries)}
         for unit, parameters in enumerate(self._parameters):
             for parameter in parameters:
