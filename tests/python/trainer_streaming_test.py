@@ -79,6 +79,18 @@ def test_a_streamed_model_has_the_bits_of_one_that_stays(tmp_path, make_model, o
     run_both(tmp_path, make_model, options, arguments=arguments)
 
 
+def test_autocast_keeps_no_casts_of_parameters(tmp_path):
+    def note(*_):
+        caches.append(torch.is_autocast_cache_enabled())
+
+    caches = []
+    model = seeded(deep)
+    model.model.layers[3].register_forward_pre_hook(note)
+    train(make(SpillwayTrainer, model, tmp_path, 1, arguments={"bf16": True},
+               spillway={"device_memory": BUDGET}))
+    assert caches == [False] * 3
+
+
 def test_evaluation_and_best_model_are_those_of_a_model_that_stays(tmp_path):
     arguments = {"eval_strategy": "steps", "eval_steps": 2, "eval_on_start": True, "save_steps": 2,
                  "load_best_model_at_end": True, "save_only_model": True, "save_total_limit": 2}
@@ -99,8 +111,11 @@ def test_a_streamed_model_is_evaluated_before_it_is_trained(tmp_path):
     assert trainer.evaluate(examples()[:8])["eval_loss"] == (
         whole.evaluate(examples()[:8])["eval_loss"])
     before = weights(trainer.model)
+    keeper = trainer.model._spillway_streaming.until_trained
     train(trainer)
     assert not same(weights(trainer.model), before)
+    with pytest.raises(spillway.InvalidArgumentError, match="has ended"):
+        keeper.step()
 
 
 def test_a_model_that_the_program_has_offloaded_stays_there(tmp_path):

@@ -96,6 +96,11 @@ def test_preferences_with_the_adapters_off_as_reference(tmp_path, beforehand):
              arguments={"precompute_ref_log_probs": beforehand})
 
 
+def test_preferences_with_other_adapters_as_reference(tmp_path):
+    run_both(tmp_path, Preferring, trl.DPOConfig, PAIRS,
+             make_model=lambda: peft.get_peft_model(deep(), adapters()))
+
+
 def test_rewards(tmp_path):
     run_both(tmp_path, Rewarding, trl.RewardConfig, PAIRS, make_model=rated,
              arguments={"max_length": 128})

@@ -34,7 +34,7 @@ def check_ranks(args: Any, accelerator: Any, name: str) -> None:
         check_alone(name)
     if (count := processes()) == 1:
         return
-    parallel = accelerator.parallelism_config
+    parallel = getattr(accelerator, "parallelism_config", None)
     others = [] if parallel is None else [
         each for each in ("tp", "cp", "sp") if getattr(parallel, f"{each}_size", 1) > 1]
     wishes = {

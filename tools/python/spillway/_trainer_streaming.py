@@ -37,7 +37,7 @@ def is_streamed(model: Any) -> bool:
 def check_streaming(args: Any, accelerator: Any) -> None:
     """Raises for what a Trainer cannot do with a model that is streamed."""
     compiles = accelerator.state.dynamo_plugin.backend != DynamoBackend.NO
-    offloads = (args.activation_checkpointing_kwargs or {}).get("offload")
+    offloads = (getattr(args, "activation_checkpointing_kwargs", None) or {}).get("offload")
     wishes = {
         "torch_compile": (
             args.torch_compile or compiles,
