@@ -79,26 +79,29 @@ def trains(folder, rank):
         log = train(trainer)
         if (options := CASES[name][1]) is not None:
             assert trainer._offloaded()._ranks.stage == options.get("stage", 2)
-        torch.save({"log": log, "best": trainer.state.best_model_checkpoint, "weights": weights(trainer.model), "noted": trainer.noted,
-                    "buffers": list(trainer.model.buffers())}, folder / f"{name}.{rank}")
+        torch.save({"log": log, "best": trainer.state.best_model_checkpoint,
+                    "weights": weights(trainer.model), "buffers": list(trainer.model.buffers()),
+                    "noted": trainer.noted}, folder / f"{name}.{rank}")
 
 
 def killed(folder, rank):
-    class Kill(transformers.TrainerCallback):
-        def on_step_end(self, args, state, control, **_):
-            if state.global_step == 6 and rank == 1:
-                os.kill(os.getpid(), signal.SIGKILL)
+    """The second rank kills itself where it would save its part after step 8."""
 
-    train(make(SpillwayTrainer, seeded(llama), folder / "run", 8, callbacks=[Kill()],
-               spillway={"nvme": [folder]}))
+    class Killed(SpillwayTrainer):
+        def _save_optimizer_and_scheduler(self, output_dir):
+            if self.state.global_step == 8 and rank == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            super()._save_optimizer_and_scheduler(output_dir)
+
+    train(make(Killed, seeded(llama), folder / "run", 8, spillway={"nvme": [folder]}))
 
 
 def resumed(folder, rank):
     """Goes on after the kill, and says what is refused."""
-    for path, resumes in (("run", True), ("uncut", None)):
+    for path, begun in (("run", str(folder / "run/checkpoint-4")), ("uncut", None)):
         model = seeded(llama)
         log = train(make(SpillwayTrainer, model, folder / path, 8, spillway={"nvme": [folder]}),
-                    resume_from_checkpoint=resumes)
+                    resume_from_checkpoint=begun)
         torch.save((log, weights(model)), folder / f"{path}.{rank}")
     told = []
     for options, arguments in (
@@ -223,8 +226,10 @@ def test_processes_without_a_group_are_refused(tmp_path, monkeypatch):
 
 def test_killed_ranks_go_on_with_the_same_bits_and_refusals_are_named(tmp_path):
     torchrun("killed", tmp_path, succeeds=False)
-    state = tmp_path / "run/checkpoint-4/spillway"
-    assert sorted(os.listdir(state)) == ["rank0", "rank1"]
+    whole, cut = (tmp_path / f"run/checkpoint-{step}" for step in (4, 8))
+    assert sorted(os.listdir(whole / "spillway")) == ["rank0", "rank1"]
+    assert os.listdir(cut / "spillway") == ["rank0"]
+    assert (whole / "trainer_state.json").exists() and not (cut / "trainer_state.json").exists()
     torchrun("resumed", tmp_path)
     for rank in range(RANKS):
         (log, values), (expected, whole) = (torch.load(tmp_path / f"{path}.{rank}")
