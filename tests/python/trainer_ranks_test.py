@@ -1,6 +1,7 @@
 """Trainers that torchrun starts on two ranks: the bits of one process that is given the ranks'
 batches in order, the losses and norms of a Trainer with DistributedDataParallel, and runs that are
 killed and go on."""
+import contextlib
 import json
 import os
 import pathlib
@@ -8,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import types
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ import transformers
 from tiny_trainers import examples, llama, make, same, seeded, train, weights
 
 import spillway
+from spillway import _trainer_ranks
 from spillway.huggingface import Offloaded, SpillwayTrainer
 from spillway.torch import OffloadedAdamW
 
@@ -222,6 +225,24 @@ def test_processes_without_a_group_are_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(spillway.NotSupportedError, match="SpillwayTrainer with 2 processes"):
         SpillwayTrainer(model=llama(), args=args)
+
+
+@pytest.mark.parametrize("arguments, state, words", [
+    ({"fsdp": "full_shard"}, {}, "2 processes and FSDP"),
+    ({}, {"distributed_type": types.SimpleNamespace(value="FSDP")}, "2 processes and FSDP"),
+    ({}, {"parallelism_config": types.SimpleNamespace(tp_size=2, cp_size=1, sp_size=2)},
+     "a parallelism_config of tp, sp is not supported"), ({}, {}, None)])
+def test_other_ways_of_training_together_are_refused(monkeypatch, arguments, state, words):
+    monkeypatch.setattr(_trainer_ranks, "processes", lambda: 2)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    args = types.SimpleNamespace(**{"fsdp": [], "auto_find_batch_size": False, **arguments})
+    accelerator = types.SimpleNamespace(**{
+        "distributed_type": types.SimpleNamespace(value="MULTI_CPU"),
+        "parallelism_config": None, **state})
+    raises = contextlib.nullcontext() if words is None else pytest.raises(
+        spillway.NotSupportedError, match=words)
+    with raises:
+        _trainer_ranks.check_ranks(args, accelerator, "SpillwayTrainer")
 
 
 def test_killed_ranks_go_on_with_the_same_bits_and_refusals_are_named(tmp_path):

@@ -201,17 +201,23 @@ def test_a_killed_run_goes_on_with_the_same_bits(tmp_path):
     assert same(weights(resumed), weights(whole))
 
 
-def test_a_batch_that_is_too_large_is_made_smaller(tmp_path):
-    def runs_out(module, arguments):
-        if arguments[0].shape[0] > 2 and arguments[0].requires_grad:
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_a_batch_that_is_too_large_is_made_smaller(tmp_path, direction):
+    def runs_out(module, tensors):
+        if tensors[0].shape[0] > 2:
+            ran_out.append(tensors[0].shape[0])
             raise RuntimeError("CUDA out of memory.")
 
     def small():
         model = deep()
-        model.model.layers[3].register_forward_pre_hook(runs_out)
+        getattr(model.model.layers[3], {
+            "forward": "register_forward_pre_hook",
+            "backward": "register_full_backward_pre_hook"}[direction])(runs_out)
         return model
 
+    ran_out = []
     run_both(tmp_path, small, arguments={"auto_find_batch_size": True})
+    assert 4 in ran_out and max(ran_out) == 4
 
 
 def test_what_a_streamed_model_cannot_have_is_refused(tmp_path, monkeypatch):
@@ -249,7 +255,7 @@ def test_the_device_is_the_one_that_the_trainer_computes_on(tmp_path, monkeypatc
     monkeypatch.setattr(transformers.TrainingArguments, "device", torch.device("cuda", 3))
     with pytest.raises(Stop):
         make(SpillwayTrainer, seeded(gpt2), tmp_path,
-             spillway={"device_memory": "1MB", "blocks": ["those"]})
+             spillway={"device_memory": "1MB", "blocks": ["those"], "activation_memory": None})
 
 
 def test_what_is_given_is_not_loaded_again(tmp_path):

@@ -17,7 +17,8 @@ _KEYS = ("device_memory", "activation_memory", "blocks")
 def take_streaming(options: dict[str, Any], model: Any) -> dict[str, Any]:
     """Takes what is said of streaming out of `options` and returns it; nothing: `model`, that of
     the Trainer if it is there already, stays whole, or is streamed as the program has said."""
-    taken = {key: options.pop(key) for key in _KEYS if options.get(key) is not None}
+    said = {key: options.pop(key, None) for key in _KEYS}
+    taken = {key: value for key, value in said.items() if value is not None}
     if taken and "device_memory" not in taken:
         raise InvalidArgumentError(
             f"{next(iter(taken))} is given without device_memory, by which the Trainer streams its "

@@ -184,9 +184,6 @@ class Streaming:
 
     def attach(self, shard: Shard) -> None:
         """Makes `shard`, which has all parameters of the model, the keeper of them."""
-        if self.until_trained is not None:
-            self.until_trained.close()
-            self.until_trained = None
         places = {entry.parameter: index for index, entry in enumerate(shard.entries)}
         for unit, parameters in enumerate(self._parameters):
             for parameter in parameters:
@@ -195,6 +192,9 @@ class Streaming:
                         f"{self._names[parameter]} of block {unit} needs gradients and is not one "
                         "of the optimizer with its element type: give the optimizer all parameters "
                         "that are trained, in one element type, or freeze it")
+        if self.until_trained is not None:
+            self.until_trained.close()
+            self.until_trained = None
         self._parameters = [[parameter for parameter in parameters if parameter.numel()]
                             for parameters in self._parameters]
         self._indices = [[places[parameter] for parameter in parameters]
