@@ -42,7 +42,8 @@ SCRIPTS = {**{f"mpi.{name}": ["spillway", "spillway_mpi"]
                "trainer_streaming", "trainer_tuning", "writes")},
            **{f"python.{name}": ["spillway", "spillway_python", "spillway_failing_calls"]
               for name in ("failing_calls", "failing_runs")},
-           "python.emulated": ["spillway", "spillway_python_emulated"],
+           **{f"python.{name}": ["spillway", "spillway_python_emulated"]
+              for name in ("emulated", "emulated_trainers")},
            **{f"tools.{name}": ["spillway"] for name in (
                "bench", "bench_disk", "commands", "divergence", "identity_of_runs",
                "identity_of_state", "inputs", "job_identity", "kill", "memory", "metrics_order",
