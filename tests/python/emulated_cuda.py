@@ -1,5 +1,5 @@
 """A plugin of pytest: parameters of optimizers are on an emulated GPU, and where a module tests
-`offload_model`, its models are streamed through it.
+`offload_model`, or Trainers that call it, models are streamed through it.
 
 The extension is the one that is built on the emulated CUDA (tests/support/cuda_emulation). Its
 device memory can be read by the host, so that torch's CPU tensors stand for CUDA tensors in it:
@@ -184,7 +184,6 @@ def emulated_gpu(request, monkeypatch):
     order = ORDERS[zlib.crc32(request.node.name.encode()) % len(ORDERS)]
     library._ZN14cuda_emulation9set_orderEm(ctypes.c_uint64(order))
     monkeypatch.setattr(torch, "from_dlpack", to_tensor)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device", current)
     monkeypatch.setattr(torch.cuda, "current_stream",
                         lambda index: types.SimpleNamespace(cuda_stream=0))
@@ -192,10 +191,18 @@ def emulated_gpu(request, monkeypatch):
     monkeypatch.setattr(_shard.native, "Trainer", Trainer)
     # Buffers are where torch computes (device_test.py).
     monkeypatch.setattr(streaming.Streaming, "move_buffers", lambda self, model: None)
-    if hasattr(request.module, "offload_model"):
-        take = streaming.offload_model
-        monkeypatch.setattr(request.module, "offload_model",
-                            lambda *args, **kwargs: take(*args, **kwargs, device=f"cuda:{GPU}"))
+    take = streaming.offload_model
+
+    def offload(*args, **kwargs):
+        with monkeypatch.context() as there:
+            there.setattr(torch.cuda, "is_available", lambda: True)
+            return take(*args, **{**kwargs, "device": f"cuda:{GPU}"})
+
+    if hasattr(request.module, "Offloaded"):
+        from spillway import _trainer_streaming
+        monkeypatch.setattr(_trainer_streaming, "offload_model", offload)
+    elif hasattr(request.module, "offload_model"):
+        monkeypatch.setattr(request.module, "offload_model", offload)
     else:
         monkeypatch.setattr(_registration, "place_of", lambda parameter: torch.device("cuda", GPU))
     yield

@@ -3,7 +3,8 @@
 usage: gpu_check.py [--steps N] [--torch-device cuda|cpu]
 
 Needs PyTorch and the package spillway, and neither pytest nor another package: tools/gpu-run runs
-it too. On the CPU the same checks run without a GPU. Prints how many seconds each took as JSON.
+it too. Where transformers is installed, its Trainer is checked as well. On the CPU the same checks
+run without a GPU. Prints how many seconds each took as JSON.
 Exit 77 (skipped) where there is no GPU, or no extension for this Python.
 """
 import argparse
@@ -13,6 +14,7 @@ import json
 import os
 import pathlib
 import sys
+import tempfile
 import time
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":16:8")  # for sums in a fixed order
@@ -66,6 +68,11 @@ class Model(torch.nn.Module):
             x = (torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)
                  if self.recomputes else block(x))
         return (self.last(x) * self.scale).square().mean()
+
+
+class ModelOfTrainer(Model):
+    def forward(self, x):
+        return (super().forward(x),)
 
 
 class Checks:
@@ -154,6 +161,32 @@ class Checks:
         self.streams(activation_memory="64MB")
         self.streams(of_model={"recomputes": True}, activation_memory="64MB")
 
+    def trainers_stream_their_models(self):
+        """A Trainer of transformers, where it is installed, leaves a streamed model in its place
+        and brings batches to the device."""
+        if importlib.util.find_spec("transformers") is None:
+            return
+        transformers = importlib.import_module("transformers")
+        kind = importlib.import_module("spillway.huggingface").SpillwayTrainer
+        models = []
+        for streams in (False, True):
+            torch.manual_seed(1)
+            models.append(ModelOfTrainer(self.width, recomputes=False))
+            budget = sum(parameter.nbytes for parameter in models[-1].parameters()) // 2
+            with tempfile.TemporaryDirectory() as folder:
+                trainer = kind(model=models[-1], args=transformers.TrainingArguments(
+                    output_dir=folder, use_cpu=self.device.type == "cpu", max_steps=self.steps,
+                    report_to=[], save_strategy="no", disable_tqdm=True, seed=1),
+                    train_dataset=[{"x": torch.full((8,), i / 16)} for i in range(16)],
+                    data_collator=lambda rows: {"x": torch.stack([row["x"] for row in rows])},
+                    spillway={"device_memory": budget} if streams else {})
+                trainer.remove_callback(transformers.PrinterCallback)
+                trainer.train()
+        assert {parameter.device.type for parameter in models[1].blocks.parameters()} == {"cpu"}
+        assert models[1].last.weight.device.type == self.device.type
+        for one, other in zip(*(model.parameters() for model in models), strict=True):
+            assert torch.equal(one.cpu(), other.cpu()), "parameters differ"
+
     def torch_holds_a_part_of_a_streamed_model(self):
         """Parameters and gradients of the whole model are never in torch's own memory."""
         if self.device.type != "cuda":
@@ -182,6 +215,7 @@ def main():
                   checks.streamed_models_have_the_bits_of_resident_ones,
                   checks.frozen_parameters_are_streamed,
                   checks.saved_activations_leave_and_come_back,
+                  checks.trainers_stream_their_models,
                   checks.torch_holds_a_part_of_a_streamed_model):
         begin = time.monotonic()
         check()

@@ -9,64 +9,11 @@ import sys
 import pytest
 import torch
 import transformers
+from tiny_trainers import TEXT, gpt2, llama, make, same, seeded, tokenizer, train, weights
 
 import spillway
 from spillway.huggingface import Offloaded, SpillwayTrainer
 from spillway.torch import OffloadedAdamW
-
-TEXT = "".join(f"Blessed are they that mourn, for line {i * i % 97}.\n" for i in range(60))
-SHAPE = {"vocab_size": 128, "bos_token_id": 0, "eos_token_id": 0}
-transformers.utils.logging.set_verbosity_error()
-transformers.utils.logging.disable_progress_bar()
-
-
-def llama():
-    return transformers.LlamaForCausalLM(transformers.LlamaConfig(
-        hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
-        max_position_embeddings=64, **SHAPE))
-
-
-def gpt2():
-    return transformers.GPT2LMHeadModel(transformers.GPT2Config(
-        n_embd=32, n_layer=2, n_head=2, n_positions=64, resid_pdrop=0.0, embd_pdrop=0.0,
-        attn_pdrop=0.0, **SHAPE))
-
-
-def examples():
-    """Windows of the text, whose first eight targets are masked."""
-    data = [min(byte, 127) for byte in TEXT.encode()]
-    windows = [data[start:start + 48] for start in range(0, len(data) - 48, 48)]
-    return [{"input_ids": window, "labels": [-100] * 8 + window[8:]} for window in windows]
-
-
-def make(kind, model, folder, steps=6, **more):
-    # The last step of an epoch gets fewer micro-batches than the others.
-    arguments = {"learning_rate": 1e-2, "weight_decay": 0.1, "max_grad_norm": 0.5,
-                 "gradient_accumulation_steps": 3, "per_device_train_batch_size": 4}
-    args = transformers.TrainingArguments(
-        output_dir=str(folder), use_cpu=True, max_steps=steps, logging_steps=1, report_to=[],
-        save_strategy="steps", save_steps=4, seed=7, lr_scheduler_type="cosine",
-        disable_tqdm=True, **arguments)
-    return kind(model=model, args=args, train_dataset=examples(), **more)
-
-
-def train(trainer, **more):
-    trainer.train(**more)
-    return [(entry["loss"], entry["grad_norm"]) for entry in trainer.state.log_history
-            if "loss" in entry]
-
-
-def weights(model):
-    return [parameter.detach().clone() for parameter in model.parameters()]
-
-
-def same(some, others):
-    return all(torch.equal(a, b) for a, b in zip(some, others, strict=True))
-
-
-def seeded(make_model):
-    torch.manual_seed(1)
-    return make_model()
 
 
 @pytest.mark.parametrize("make_model", [llama, gpt2])
@@ -231,17 +178,11 @@ def test_a_layer_that_is_not_used_is_skipped_as_torch_skips_it(tmp_path):
 def test_supervised_fine_tuning_of_adapters_has_state_for_them_alone(tmp_path):
     import datasets
     import peft
-    import tokenizers
     import trl
 
     class OffloadedSFT(Offloaded, trl.SFTTrainer):
         pass
 
-    letters = {chr(code): code for code in range(1, 127)} | {"<pad>": 127, "<eos>": 0}
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(letters, unk_token="<pad>"))
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Split("", "isolated")
-    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>",
-                                                eos_token="<eos>", unk_token="<pad>")
     text = datasets.Dataset.from_dict({"text": TEXT.splitlines()})
     losses, models = [], []
     for number, options in enumerate(({}, {"nvme": [tmp_path]})):
@@ -250,7 +191,7 @@ def test_supervised_fine_tuning_of_adapters_has_state_for_them_alone(tmp_path):
                              max_length=48, disable_tqdm=True, bf16=False, seed=7,
                              gradient_checkpointing=False)
         trainer = OffloadedSFT(
-            model=seeded(llama), args=args, train_dataset=text, processing_class=fast,
+            model=seeded(llama), args=args, train_dataset=text, processing_class=tokenizer(),
             peft_config=peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"],
                                         task_type="CAUSAL_LM"), spillway=options)
         losses.append(train(trainer))

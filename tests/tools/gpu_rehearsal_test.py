@@ -85,7 +85,7 @@ class Rehearsal(unittest.TestCase):
         self.assertIs(steps["bench.gpu.any-order"]["json"]["deterministic"], False)
         self.assertGreater(steps["bench.step.557k.128gib"]["json"]["tokens_per_second"], 0)
         if HAS_PACKAGE:
-            self.assertEqual(len(steps["peer.python.gpu"]["json"]["seconds"]), 6)
+            self.assertEqual(len(steps["peer.python.gpu"]["json"]["seconds"]), 7)
         self.assertEqual(steps["peer.llama_peer_gpu_test_bf16"]["json"]["steps"], 1)
         self.assertIn("--host-memory 110GB",
                       " ".join(map(str, steps["bench.step.557k.128gib"]["command"])))

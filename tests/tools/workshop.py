@@ -36,12 +36,14 @@ SCRIPTS = {**{f"mpi.{name}": ["spillway", "spillway_mpi"]
            **{f"python.{name}": ["spillway", "spillway_python"] for name in (
                "alone", "by_hand", "callbacks", "cut_off", "deepspeed", "deferred", "device",
                "engine", "forecast", "forked", "handed_back", "handed_over", "handles",
-               "huggingface", "interrupted", "jax", "layout", "lifetime", "missing", "native_run",
-               "optimizers", "optimizers_state", "paths", "raised", "ranks", "ranks_writes",
-               "saved_state", "streaming", "torch_calls", "trainer_optimizers", "writes")},
+               "huggingface", "interrupted", "jax", "layout", "lifetime", "missing",
+               "native_run", "optimizers", "optimizers_state", "paths", "raised", "ranks",
+               "ranks_writes", "saved_state", "streaming", "torch_calls", "trainer_optimizers",
+               "trainer_ranks", "trainer_streaming", "trainer_tuning", "writes")},
            **{f"python.{name}": ["spillway", "spillway_python", "spillway_failing_calls"]
               for name in ("failing_calls", "failing_runs")},
-           "python.emulated": ["spillway", "spillway_python_emulated"],
+           **{f"python.{name}": ["spillway", "spillway_python_emulated"]
+              for name in ("emulated", "emulated_trainers")},
            **{f"tools.{name}": ["spillway"] for name in (
                "bench", "bench_disk", "commands", "divergence", "identity_of_runs",
                "identity_of_state", "inputs", "job_identity", "kill", "memory", "metrics_order",

@@ -55,7 +55,7 @@ def _values_of(args: Any) -> dict[tuple[str, ...], Any]:
     values: dict[tuple[str, ...], Any] = {
         ("train_micro_batch_size_per_gpu",): micro_batch,
         ("gradient_accumulation_steps",): steps,
-        ("train_batch_size",): micro_batch * steps,
+        ("train_batch_size",): micro_batch * steps * args.world_size,
         ("gradient_clipping",): args.max_grad_norm,
         ("bf16", "enabled"): args.bf16, ("fp16", "enabled"): args.fp16,
         (*parameters, "lr"): args.learning_rate,
@@ -93,6 +93,8 @@ def resolve(configuration: Mapping[str, Any], args: Any) -> dict[str, Any]:
     if differ:
         raise InvalidArgumentError("the configuration and the TrainingArguments differ: "
                                    f"{'; '.join(differ)}. Set one of the two, or write \"auto\"")
+    if args.world_size > 1:  # the engine knows one rank, and the arguments deal batches out
+        resolved.pop("train_batch_size", None)
     zero = section_of(resolved, "zero_optimization")
     for key in [key for key, said in zero.items() if said == "auto"]:
         del zero[key]  # sizes of buckets and the like, which nothing here has
@@ -153,6 +155,19 @@ def _check_optimizer(group: Any, section: Mapping[str, Any], args: Any) -> None:
                 "out, or train with spillway.torch.initialize")
 
 
+def _stage_of_ranks(configuration: Mapping[str, Any], args: Any) -> int | None:
+    """Returns the stage that ranks train with; None where the configuration leaves it open, or one
+    process trains. Raises for stage 3, which would cut parameters."""
+    stage = section_of(configuration, "zero_optimization").get("stage")
+    if args.world_size == 1 or stage in (None, 0):
+        return None
+    if stage not in (1, 2):
+        raise NotSupportedError(
+            f"zero_optimization.stage is {stage}, and {args.world_size} processes of the Trainer "
+            "train with 1 (each rank keeps a part of the state) or 2 (and of the gradients)")
+    return stage
+
+
 def offload_options(configuration: Mapping[str, Any], args: Any) -> dict[str, Any]:
     """What a resolved configuration says of where and how state is kept. Raises for what the
     Trainer does not do, and warns of what it does not need."""
@@ -175,4 +190,5 @@ def offload_options(configuration: Mapping[str, Any], args: Any) -> dict[str, An
                "host_memory": parsed.host_memory, "isa": own.get("isa")}
     if "state_format" in own:
         options["state_format"] = parsed.state_format
+    options["stage"] = _stage_of_ranks(configuration, args)
     return {key: value for key, value in options.items() if value is not None}

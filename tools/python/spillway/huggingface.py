@@ -11,16 +11,33 @@ from __future__ import annotations
 
 import os
 import warnings
+import weakref
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import transformers
 
 from spillway._deepspeed import offload_options, read_configuration, resolve
 from spillway._trainer_optimizers import choose
+from spillway._trainer_placement import leave_in_place
+from spillway._trainer_ranks import (
+    check_group,
+    check_ranks,
+    has_saved_state,
+    share_untrained,
+    take_stage,
+)
+from spillway._trainer_streaming import (
+    check_streaming,
+    is_streamed,
+    keep_no_casts,
+    stream,
+    take_streaming,
+)
 from spillway.errors import InvalidArgumentError, NotSupportedError
 from spillway.torch import OffloadedOptimizer
-from spillway.torch._alone import check_alone, check_unwrapped
+from spillway.torch._alone import check_unwrapped, processes
 
 __all__ = ["Offloaded", "SpillwayTrainer"]
 
@@ -46,6 +63,14 @@ class Offloaded:
     hyperparameters, weight decay by group, accumulation and `max_grad_norm`. Checkpoints hold the
     state in the folder `spillway`, written block by block. `optimizers=` may have an optimizer of
     `spillway.torch` in place of `spillway`.
+
+    With `device_memory`, `activation_memory` and `blocks`, which are those of `offload_model`, the
+    model is streamed through the device that the Trainer computes on: `args.device`, the GPU, or a
+    part of host memory. So is one that the program has offloaded itself. A reference model, as that
+    of DPO, is streamed through as much again.
+
+    Several processes, as torchrun starts them, train together as ranks, with the model on each;
+    `stage` is that of the optimizer.
     """
 
     def __init__(self, *arguments: Any, spillway: str | os.PathLike | dict[str, Any] | None = None,
@@ -61,15 +86,18 @@ class Offloaded:
             raise InvalidArgumentError(
                 f"deferred of the Trainer is {self._spillway['deferred']!r}; it is True or False, "
                 "for the module is the Trainer's model")
+        self._stage = take_stage(self._spillway)
+        self._streaming = take_streaming(
+            self._spillway, keywords.get("model", next(iter(arguments), None)))
         super().__init__(*arguments, **keywords)
         self._check_deepspeed()
         if self.optimizer is not None:
             self._check_optimizer(spillway)
-        check_alone(type(self).__name__)
         check_unwrapped(self.model, type(self).__name__)
         if self._deepspeed is not None:
             self._spillway = offload_options(resolve(self._deepspeed, self.args),
                                              self.args)
+            self._stage = self._spillway.pop("stage", self._stage)
 
     def _check_deepspeed(self) -> None:
         """Raises if DeepSpeed would train."""
@@ -96,19 +124,56 @@ class Offloaded:
             raise InvalidArgumentError(
                 f"max_norm of the optimizer is {given.max_norm}, and max_grad_norm of the "
                 f"arguments, which clips, is {limit}: set max_grad_norm, and leave max_norm out")
+        check_group(given)
+
+    # Where models are.
+
+    def create_accelerator_and_postprocess(self) -> None:
+        """Makes accelerate, which is to leave models where they are and as they are."""
+        super().create_accelerator_and_postprocess()
+        check_ranks(self.args, self.accelerator, type(self).__name__)
+        if self._streaming or is_streamed(self.model):
+            check_streaming(self.args, self.accelerator)
+            keep_no_casts(self.accelerator)
+        trainer = weakref.ref(self)
+
+        def streams(model: torch.nn.Module) -> bool:
+            return (alive := trainer()) is not None and alive._stream(model)
+
+        leave_in_place(self.accelerator, streams)
+
+    def _move_model_to_device(self, model: torch.nn.Module, device: torch.device) -> None:
+        if not self._stream(model):
+            super()._move_model_to_device(model, device)
+
+    def _stream(self, model: torch.nn.Module) -> bool:
+        """Offloads a model if this Trainer streams; returns whether the model is streamed."""
+        if not self._streaming and not is_streamed(model):
+            return False
+        streaming = self._streaming
+        if self.model not in (None, model):  # a reference: of other blocks, and saves nothing
+            streaming = {"device_memory": streaming.get("device_memory")}
+        stream(model, streaming, self.args.device)
+        return True
+
+    # The optimizer.
 
     def create_optimizer(self, model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
         """Makes the optimizer that the arguments name, offloaded."""
-        if self.optimizer is not None:
-            return self.optimizer
-        self._check_choice()
         model = self.model if model is None else model
-        options = dict(self._spillway)
-        if options.pop("deferred", False):
-            options["deferred"] = model
-        kind, hyperparameters, options = choose(self.args, options)
-        self.optimizer = kind(self._groups(model), lr=self.args.learning_rate,
-                              accumulation_steps=None, **hyperparameters, **options)
+        if self.optimizer is None:
+            self._check_choice()
+            self._stream(model)
+            options = dict(self._spillway)
+            if options.pop("deferred", False):
+                options["deferred"] = model
+            if processes() > 1:
+                options.update(process_group=dist.group.WORLD, stage=self._stage)
+            kind, hyperparameters, options = choose(self.args, options)
+            self.optimizer = kind(self._groups(model), lr=self.args.learning_rate,
+                                  accumulation_steps=None, **hyperparameters, **options)
+        if processes() > 1:
+            share_untrained(model)
         return self.optimizer
 
     def _check_choice(self) -> None:
@@ -154,13 +219,15 @@ class Offloaded:
         with self._offloaded().state_left_out(StateIsInTheFolderSpillway()):
             super()._save_optimizer_and_scheduler(output_dir)
         self._offloaded().save(os.path.join(output_dir, _FOLDER))
+        if processes() > 1:  # the Trainer's own state, without which none resumes, is the last
+            dist.barrier()
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         with torch.serialization.safe_globals([StateIsInTheFolderSpillway]):
             super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is None:
             return
-        if os.path.isdir(os.path.join(checkpoint, _FOLDER)):
+        if has_saved_state(os.path.join(checkpoint, _FOLDER)):
             self._offloaded().load(os.path.join(checkpoint, _FOLDER))
         elif not self._offloaded().has_state():
             warnings.warn(f"{checkpoint} has no state of an optimizer, neither in the folder "

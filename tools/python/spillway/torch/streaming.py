@@ -153,6 +153,7 @@ class Streaming:
             if unit is not None:
                 self._parameters[unit].append(parameter)
         self._shard: Shard | None = None
+        self.until_trained: Any = None  # keeps the parameters until an optimizer trains them
         self._indices: list[list[int]] = []
         self._kept: list[torch.Tensor] = []  # where those of the entered unit lie otherwise
         self._inside: int | None = None
@@ -184,6 +185,10 @@ class Streaming:
         """Whether `shard` keeps the model's parameters."""
         return self._shard is shard
 
+    def has_keeper(self) -> bool:
+        """Whether an optimizer keeps the model's parameters, so that passes can run."""
+        return self._shard is not None
+
     def attach(self, shard: Shard) -> None:
         """Makes `shard`, which has all parameters of the model, the keeper of them."""
         places = {entry.parameter: index for index, entry in enumerate(shard.entries)}
@@ -194,6 +199,9 @@ class Streaming:
                         f"{self._names[parameter]} of block {unit} needs gradients and is not one "
                         "of the optimizer with its element type: give the optimizer all parameters "
                         "that are trained, in one element type, or freeze it")
+        if self.until_trained is not None:
+            self.until_trained.close()
+            self.until_trained = None
         self._parameters = [[parameter for parameter in parameters if parameter.numel()]
                             for parameters in self._parameters]
         self._indices = [[places[parameter] for parameter in parameters]
