@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import warnings
 import weakref
+import zlib
 from typing import Any
 
 import torch
@@ -42,6 +43,14 @@ from spillway.torch._alone import check_unwrapped, processes
 __all__ = ["Offloaded", "SpillwayTrainer"]
 
 _FOLDER = "spillway"  # of the state, in a checkpoint of the Trainer
+_GROUPS = "optimizer.pt"
+_SCHEDULE = "scheduler.pt"
+
+
+def _checksum(tensor: torch.Tensor) -> int:
+    """Of its bits. A comparison with it needs no copy of a model."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return zlib.crc32(flat.view(torch.uint8).numpy())
 
 
 class StateIsInTheFolderSpillway:
@@ -228,11 +237,48 @@ class Offloaded:
         if checkpoint is None:
             return
         if has_saved_state(os.path.join(checkpoint, _FOLDER)):
-            self._offloaded().load(os.path.join(checkpoint, _FOLDER))
+            self._load_schedule(checkpoint)
+            self._load_state(checkpoint)
         elif not self._offloaded().has_state():
             warnings.warn(f"{checkpoint} has no state of an optimizer, neither in the folder "
                           f"{_FOLDER} nor in optimizer.pt: training goes on with fresh moments",
                           stacklevel=2)
+
+    def _load_schedule(self, checkpoint: str) -> None:
+        """Loads the schedule where the Trainer has not, for it needs both files, and the settings
+        of groups are in our folder too."""
+        there = [os.path.isfile(os.path.join(checkpoint, name)) for name in (_GROUPS, _SCHEDULE)]
+        if not there[1]:
+            warnings.warn(f"{checkpoint} has the optimizer's state in the folder {_FOLDER} and no "
+                          f"{_SCHEDULE}: the schedule of the learning rate begins again; resume "
+                          "from a whole checkpoint to go on with it", stacklevel=3)
+        elif not there[0]:
+            self.lr_scheduler.load_state_dict(torch.load(
+                os.path.join(checkpoint, _SCHEDULE), map_location="cpu", weights_only=True))
+
+    def _load_state(self, checkpoint: str) -> None:
+        """Loads the state. Where the model of the checkpoint has other weights than the state was
+        saved with, they become the masters, as a Trainer without `Offloaded` trains them."""
+        optimizer = self._offloaded()
+        optimizer.synchronize()
+        given = self._checksums()
+        optimizer.load(os.path.join(checkpoint, _FOLDER))
+        masters = self._checksums()
+        if given == masters:
+            return
+        self._load_from_checkpoint(checkpoint)  # again: the state has replaced its weights
+        others = [name for name, each in self._checksums().items() if each != masters[name]]
+        if others:
+            warnings.warn(f"the model in {checkpoint} has other weights than the state in its "
+                          f"folder {_FOLDER} was saved with, in {len(others)} parameters, such as "
+                          f"{others[0]}: training goes on with these weights and the state's "
+                          "moments; if you have not changed them, the folder is that of another "
+                          "checkpoint", stacklevel=3)
+
+    def _checksums(self) -> dict[str, int]:
+        """Those of the parameters that the optimizer has, by name."""
+        mine = {p for group in self._offloaded().param_groups for p in group["params"]}
+        return {name: _checksum(p) for name, p in self.model.named_parameters() if p in mine}
 
 
 class SpillwayTrainer(Offloaded, transformers.Trainer):

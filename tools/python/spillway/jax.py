@@ -52,9 +52,28 @@ def _described(params: Any) -> dict[str, tuple[Any, Any]]:
             for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
 
 
-def _largest(array: numpy.ndarray) -> float:
-    """The largest magnitude of an array, 0 for an empty one."""
-    return float(numpy.abs(array.astype(numpy.float32)).max(initial=0.0))
+class _Rounded(NamedTuple):
+    """Elements that are not the masters' value once the update is applied, because the difference
+    was rounded: a few of those that crossed zero or became less than half."""
+
+    at: numpy.ndarray      # their places in the flat array
+    values: numpy.ndarray  # what they are instead
+
+
+def _rounded(params: numpy.ndarray, values: numpy.ndarray) -> _Rounded:
+    """What applying the update that leads from `params` to `values` does not bring there."""
+    with numpy.errstate(all="ignore"):  # of values that are not finite
+        applied = params + (values - params)
+    at = numpy.flatnonzero(applied != values)
+    return _Rounded(at, applied[at])
+
+
+def _written(params: numpy.ndarray, values: numpy.ndarray, rounded: _Rounded) -> numpy.ndarray:
+    """Whether each element is another one than the update before has led to. Both what applying it
+    gives and the masters' own value are that: a compiler may leave roundings out."""
+    written = params != values
+    written[rounded.at] &= params[rounded.at] != rounded.values
+    return written
 
 
 class OffloadedTransformation:
@@ -65,8 +84,9 @@ class OffloadedTransformation:
     float32, bfloat16 or float16. A step with a gradient that is not finite changes nothing.
 
     An update compares the state and `params` with those that the update before returned. Elements
-    of `params` that are others by more than roundings, because the program projected or loaded
-    them, become those of the masters; moments stay. A state of another update is refused.
+    of `params` that are others, because the program pruned or loaded them or added to them, become
+    those of the masters, however small the difference is; moments stay. A state of another update
+    is refused.
     """
 
     def __init__(self, learning_rate: float | Callable[[int], Any], group: Any, options: Any,
@@ -78,7 +98,7 @@ class OffloadedTransformation:
         self._trainer: Any = None
         self._described: dict[str, tuple[Any, Any]] = {}  # the parameters
         self._count: int | None = None  # of the state that comes next; None: any
-        self._largest: list[float] = []  # of the parameters of the update before, by leaf
+        self._rounded: list[_Rounded] = []  # of the update before, by leaf
 
     def init(self, params: Any) -> OffloadedState:
         """Takes the parameters; not within jit."""
@@ -100,7 +120,8 @@ class OffloadedTransformation:
             (jax.tree_util.keystr(path), 0, _bits(leaf), None) for path, leaf in leaves])
         self._described = _described(params)
         self._count = 0
-        self._largest = [_largest(numpy.asarray(leaf)) for _, leaf in leaves]
+        nothing = numpy.empty(0, numpy.intp)
+        self._rounded = [_Rounded(nothing, nothing) for _ in leaves]
         return OffloadedState(jnp.zeros((), jnp.int32))
 
     def update(self, updates: Any, state: OffloadedState,
@@ -149,8 +170,8 @@ class OffloadedTransformation:
     def _step(self, count: Any, params: list[Any], gradients: list[Any]) -> list[numpy.ndarray]:
         if self._count is not None:
             self._check_count(int(count))
-            for index, (array, largest) in enumerate(zip(params, self._largest, strict=True)):
-                self._take_writes(index, numpy.asarray(array), largest)
+            for index, array in enumerate(params):
+                self._take_writes(index, numpy.asarray(array).reshape(-1))
         rate = self._learning_rate
         self._group.lr = float(rate(self._trainer.updates) if callable(rate) else rate)
         self._trainer.set_group(0, self._group)
@@ -162,8 +183,10 @@ class OffloadedTransformation:
             self._trainer.discard_gradients()  # the update may be asked for again
             raise
         self._count = int(count) + 1
-        self._largest = [_largest(numpy.asarray(array)) for array in params]
-        return [self._values(index, array).copy() for index, array in enumerate(params)]
+        values = [self._values(index, array).copy() for index, array in enumerate(params)]
+        self._rounded = [_rounded(numpy.asarray(array).reshape(-1), value.reshape(-1))
+                         for array, value in zip(params, values, strict=True)]
+        return values
 
     def _values(self, index: int, like: Any) -> numpy.ndarray:
         """The trainer's own memory of a parameter."""
@@ -178,21 +201,21 @@ class OffloadedTransformation:
                 "load(folder) before you go on. In optax.MultiSteps, which asks for updates that "
                 "it drops, add up gradients yourself")
 
-    def _take_writes(self, index: int, params: numpy.ndarray, largest: float) -> None:
+    def _take_writes(self, index: int, params: numpy.ndarray) -> None:
         """Makes the masters of what the program has written since the last update what it is."""
         values = self._values(index, params)
-        # The difference is rounded, and what applies it rounds once more.
-        bound = 2 * float(jnp.finfo(params.dtype).eps) * (largest + _largest(values))
-        wide = params.astype(numpy.float32)
-        written = ~(numpy.abs(wide - values.astype(numpy.float32)) <= bound)
+        written = _written(params, values, self._rounded[index])
         if written.any():
             before = values.copy()
             values[written] = params[written]
             try:
-                self._trainer.take_values(index)
+                self._trainer.take_values(index, changed=True)  # the others keep their masters
             except BaseException:
                 values[:] = before  # so that the next update notices it again
                 raise
+            rounded = self._rounded[index]
+            same = ~written[rounded.at]
+            self._rounded[index] = _Rounded(rounded.at[same], rounded.values[same])
 
     def save(self, directory: Path) -> None:
         """Writes masters, moments and the number of updates to a folder. A checkpoint that is there
