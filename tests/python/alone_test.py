@@ -23,8 +23,6 @@ def trains_apart(name):
 
         args = transformers.TrainingArguments(output_dir=sys.argv[1], use_cpu=True, report_to=[])
         SpillwayTrainer(model=model, args=args)
-    elif name == "initialize":
-        initialize(model=model, config=CONFIG)
     elif name == "wrapper":  # in the group that the Trainer's arguments have made
         wrapped = torch.nn.parallel.DistributedDataParallel(model)
         OffloadedAdamW(wrapped.parameters(), accumulation_steps=None)
@@ -41,7 +39,6 @@ def test_scripts_of_torchrun_are_refused_by_name(tmp_path):
         env=environment, timeout=300)
     assert done.returncode == 0, done.stderr
     for name, words in (("trainer", "SpillwayTrainer with 2 processes"),
-                        ("initialize", "spillway.torch.initialize with 2 processes"),
                         ("wrapper", "an optimizer without process_group with 2 processes")):
         said = [line for line in done.stdout.splitlines() if line.startswith(name)]
         assert len(said) == 2, done.stdout
@@ -59,8 +56,6 @@ def test_a_launcher_is_noticed_without_a_group(monkeypatch):
     parameter.grad = torch.ones(3)
     with pytest.raises(spillway.NotSupportedError, match="2 processes"):
         optimizer.step()
-    with pytest.raises(spillway.NotSupportedError, match="2 processes"):
-        initialize(model=torch.nn.Linear(1, 1), config=CONFIG)
 
 
 @pytest.fixture
@@ -122,7 +117,7 @@ def test_shards_of_fsdp_are_refused(group_of_one):
 
 
 if __name__ == "__main__":
-    for script in ("initialize", "trainer", "wrapper", "apart on purpose"):
+    for script in ("trainer", "wrapper", "apart on purpose"):
         said = "none"
         try:
             trains_apart(script)

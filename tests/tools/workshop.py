@@ -35,10 +35,11 @@ SCRIPTS = {**{f"mpi.{name}": ["spillway", "spillway_mpi"]
            "tcp.run": ["spillway"],
            **{f"python.{name}": ["spillway", "spillway_python"] for name in (
                "alone", "by_hand", "callbacks", "cut_off", "deepspeed", "deferred", "device",
-               "engine", "forked", "handed_back", "handed_over", "handles", "huggingface",
-               "interrupted", "jax", "layout", "lifetime", "missing", "native_run", "optimizers",
-               "optimizers_state", "paths", "raised", "ranks", "ranks_writes", "saved_state",
-               "streaming", "torch_calls", "trainer_optimizers", "writes")},
+               "engine", "engine_ranks", "forked", "handed_back", "handed_over", "handles",
+               "huggingface", "interrupted", "jax", "layout", "lifetime", "missing",
+               "native_run", "optimizers", "optimizers_state", "paths", "raised", "ranks",
+               "ranks_gradients", "ranks_writes", "saved_state", "streaming", "torch_calls",
+               "trainer_optimizers", "writes")},
            **{f"python.{name}": ["spillway", "spillway_python", "spillway_failing_calls"]
               for name in ("failing_calls", "failing_runs")},
            "python.emulated": ["spillway", "spillway_python_emulated"],

@@ -137,6 +137,15 @@ class OffloadedOptimizer(WithSteps):
         """Returns what it was made with, for its trainers."""
         return dict(self._given)
 
+    @property
+    def ranks(self) -> Ranks | None:
+        """The ranks of `process_group`, or None without one."""
+        return self._ranks
+
+    def trains(self, parameter: torch.Tensor) -> bool:
+        """Whether a parameter has state here."""
+        return parameter in self._places
+
     # Deferred updates.
 
     def _wait_before_forward(self, module: torch.nn.Module) -> None:
