@@ -55,10 +55,11 @@ class OffloadedOptimizer(WithSteps):
 
     `process_group` is a group of torch.distributed whose ranks train copies of one model, each with
     batches of its own; gradients are averaged over them. Each rank keeps the state of an equal part
-    of the parameters, and with `stage` 2 gradients of that part alone (ZeRO). With `stage` 1 torch
-    sums a step's gradients in `grad`, and ranks exchange them once a step.
-    All ranks make the calls that exchange something: the optimizer, `backward`, `step`,
-    `clip_grad_norm_`, `zero_grad` after a backward pass, `state_dict`, `load_state_dict`, `load`.
+    of the parameters, and with `stage` 2 gradients of that part alone (ZeRO). With `stage` 1 each
+    sums its gradients of a step, and ranks exchange them once a step. `p.grad` is the mean over
+    ranks. All ranks make the calls that exchange something: the optimizer, `backward`, `step`, what
+    measures, reads or changes `p.grad`, `clip_grad_norm_`, `zero_grad` after a backward pass,
+    `state_dict`, `load_state_dict`, `load`.
 
     A step with a gradient that is not finite changes nothing; `skipped_steps` counts them.
     `grad_norm` is the global norm of the last step, before clipping. Threads, tiers and formats on

@@ -19,13 +19,15 @@ from spillway.torch._registered import Registered
 #: What ranks announce, with the number that must be the same on all.
 CALLS = ("registers {} parameters", "begins backward pass {} of a step",
          "completes a step after {} backward passes",
-         "calls step with settings (hyperparameters, max_norm, divisor, steps before) of checksum "
-         "{:08x}", "calls state_dict, which reads parameter {}", "calls load",
+         "calls step with settings (hyperparameters, max_norm, divisor, steps before, what the "
+         "program did to p.grad) of checksum {:08x}",
+         "calls state_dict, which reads parameter {}", "calls load",
          "calls initialize with parameters that nobody trains of checksum {:08x}",
          "saves a checkpoint (tag and part of checksum {:08x})",
-         "loads a checkpoint (tag and part of checksum {:08x})")
+         "loads a checkpoint (tag and part of checksum {:08x})",
+         "measures the gradient of its parameter {}", "reads the gradient of its parameter {}")
 (REGISTERS, BEGINS_PASS, COMPLETES, STEPS, READS, LOADS, SHARES, SAVES_TAG,
- LOADS_TAG) = range(len(CALLS))
+ LOADS_TAG, MEASURES, READS_GRADIENT) = range(len(CALLS))
 
 
 def checksum(value: Any) -> int:
