@@ -301,6 +301,9 @@ def test_processes_that_cannot_meet_are_told_how(monkeypatch):
     for call in (init_distributed, make):
         with pytest.raises(spillway.InvalidArgumentError, match="4 processes.*RANK"):
             call()
+    with pytest.warns(UserWarning, match="nccl, and the model stays on the CPU.*gloo"), (
+            pytest.raises(spillway.InvalidArgumentError)):
+        init_distributed("nccl")
     with pytest.raises(spillway.InvalidArgumentError, match="dist_init_required is False.*4 proc"):
         initialize(model=network(), config=CONFIG, dist_init_required=False)
 

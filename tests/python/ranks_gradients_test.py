@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from handles_test import BOUNDS, READS, STEPS, USES, changed_by, loss_of
 from rank_processes import ranks_at
-from ranks_test import bits, equal, give, give_gradients, parameters, raised
+from ranks_test import BF16, FP32, bits, equal, give, give_gradients, parameters, raised
 
 from spillway.torch import OffloadedAdamW, OffloadedSGD, initialize
 
@@ -124,12 +124,12 @@ def test_what_is_read_of_a_gradient_is_the_mean(run, ranks, stage, steps):
                     torch.testing.assert_close(mine, read(net), rtol=2e-6, atol=1e-7)
 
 
-def clip_in_turn(group, rank, stage):
+def clip_in_turn(group, rank, stage, dtypes):
     """Norms and parameters after steps that torch clips, that a call clips, and that `max_norm`
     clips; parameters are cut over ranks."""
     results = []
     for way in ("torch", "call", "option"):
-        tensors = parameters()
+        tensors = parameters(dtypes)
         optimizer = OffloadedSGD(tensors, lr=0.1, process_group=group, stage=stage,
                                  max_norm=0.5 if way == "option" else 0.0)
         norms = []
@@ -149,18 +149,46 @@ def clip_in_turn(group, rank, stage):
     return results
 
 
-@pytest.mark.parametrize("ranks, stage", [(2, 2), (2, 1), (3, 2)])
-def test_a_clip_of_torch_is_that_of_the_optimizer(run, ranks, stage):
-    first, *others = run(ranks, clip_in_turn, stage)
+@pytest.mark.parametrize("ranks, stage, dtypes", [
+    (2, 2, (FP32,)), (2, 1, (FP32,)), (3, 2, (FP32,)), (2, 2, (BF16, FP32)),
+    (2, 1, (BF16, FP32))])
+def test_a_clip_of_torch_is_that_of_the_optimizer(run, ranks, stage, dtypes):
+    first, *others = run(ranks, clip_in_turn, stage, dtypes)
     (values, norms), (by_call, of_call), (by_option, of_option) = first
     assert equal(by_call, by_option) and of_call == pytest.approx(of_option, rel=1e-7)
     assert norms == pytest.approx(of_call, rel=1e-6)  # of fp32
     assert max(norms) > 0.5
     for mine, theirs in zip(values, by_call, strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-7)
+        # Of bfloat16, which a factor of fp32 may round to the next value.
+        torch.testing.assert_close(mine, theirs, rtol=1e-6 if mine.dtype == FP32 else 2**-7,
+                                   atol=1e-7)
     for other in others:
         assert all(equal(mine, theirs) and some == same for (mine, some), (theirs, same) in
                    zip(other, first, strict=True))
+
+
+def read_after_a_clip(group, rank):
+    tensors = parameters()
+    optimizer = OffloadedSGD(tensors, lr=0.1, process_group=group)
+    give_gradients(tensors, 0, rank)
+    optimizer.clip_grad_norm_(0.05)
+    norm = torch.nn.utils.get_total_norm([tensor.grad for tensor in tensors])
+    optimizer.step()
+    return float(norm), bits(tensors)
+
+
+def test_a_clip_of_the_optimizer_is_in_what_is_read_after_it(run):
+    tensors = parameters()
+    for rank in range(2):
+        give_gradients(tensors, 0, rank)
+    for tensor in tensors:
+        tensor.grad.div_(2)
+    torch.nn.utils.clip_grad_norm_(tensors, 0.05)
+    torch.optim.SGD(tensors, lr=0.1).step()
+    for norm, values in run(2, read_after_a_clip):
+        assert norm == pytest.approx(0.05, rel=1e-4)  # of 1e-6 in the divisor
+        for mine, theirs in zip(values, tensors, strict=True):
+            torch.testing.assert_close(mine, theirs.detach(), rtol=1e-6, atol=1e-7)
 
 
 def scale_the_loss(group, rank):

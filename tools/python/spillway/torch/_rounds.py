@@ -90,7 +90,7 @@ class Rounds:
         self.ranks = ranks
         self.passes = 0  #: of this step
         self._buckets: list[Bucket] = []
-        self._send_waiting: list[Callable[[], None]] = []
+        self._senders: list[Callable[[], None]] = []  # of what waits for later passes
         self._sent: list[Bucket] = []  # in each pass
         self._filling: dict[Bucket, torch.Tensor] = {}
         self._under_way: deque[_UnderWay] = deque()
@@ -101,7 +101,7 @@ class Rounds:
         that come within a step are sent alone in what is left of it: the others have had their
         passes."""
         self.finish()
-        self._send_waiting.append(send_waiting)
+        self._senders.append(send_waiting)
         self._buckets = [*self._buckets, *buckets]
         self._sent = buckets if self.passes > 0 else self._buckets
         self._begin()
@@ -136,7 +136,7 @@ class Rounds:
 
     def complete(self) -> None:
         """Does that for all gradients that came, those that wait for later passes too."""
-        for send in self._send_waiting:
+        for send in self._senders:
             send()
         self.finish()
 
