@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -97,8 +98,31 @@ class Held(HeldMemory):
                 "once, and a gradient may be lost: run them one after another; zero_grad() "
                 "forgets this step")
 
+    def is_deciding(self, index: int) -> bool:
+        """Whether the update of a parameter may be under way."""
+        raise NotImplementedError
+
     def check_current(self, index: int) -> None:
         """Raises if a backward pass is that of values whose update nobody waited for."""
+        if self.is_deciding(index) and self.entries[index].unit is None:
+            raise InvalidArgumentError(
+                f"{self.entries[index].name} was used while its deferred update may have been under"
+                " way: use it in forward passes of the module deferred= alone, whose hooks wait for"
+                " it, or call optimizer.synchronize() before; zero_grad() forgets this step")
+
+    def _note_applied(self, indices: Iterable[int]) -> None:
+        """Notes that deferred updates are over. Raises if one has overwritten what the program
+        wrote."""
+        for index in indices:
+            parameter, memory = self._parameters[index], self._memory[index]
+            if self.is_written(index) and parameter.data_ptr() == memory.data_ptr():
+                raise InvalidArgumentError(
+                    f"{self.entries[index].name} was written while its deferred update was under "
+                    "way, which has overwritten it: call optimizer.synchronize() first, then write")
+            if self.entries[index].unit is None and not self.is_written(index):
+                # So that torch refuses a backward pass of what was read before.
+                torch.autograd.graph.increment_version(parameter)
+                self._versions[index] += 1
 
     def add_gradient(self, index: int) -> None:
         """Hands the gradient of a parameter over, if there is one, and frees it."""

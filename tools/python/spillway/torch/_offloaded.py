@@ -59,7 +59,8 @@ class OffloadedOptimizer(WithSteps):
     sums its gradients of a step, and ranks exchange them once a step. `p.grad` is the mean over
     ranks. All ranks make the calls that exchange something: the optimizer, `backward`, `step`, what
     measures, reads or changes `p.grad`, `clip_grad_norm_`, `zero_grad` after a backward pass,
-    `state_dict`, `load_state_dict`, `load`.
+    `state_dict`, `load_state_dict`, `load`. With `deferred`, so do `synchronize`, `close`, `save`,
+    and the module, whose forward passes exchange new values when they wait for them.
 
     A step with a gradient that is not finite changes nothing; `skipped_steps` counts them.
     `grad_norm` is the global norm of the last step, before clipping. Threads, tiers and formats on
@@ -99,10 +100,6 @@ class OffloadedOptimizer(WithSteps):
         if process_group is _ALONE:
             check_optimizer_alone()
         else:
-            if deferred is not None:
-                raise NotSupportedError(
-                    "deferred with a process_group is not supported: all ranks need the new "
-                    "parameters when `step` returns; leave deferred out")
             self._ranks = Ranks(process_group, stage)
             self._rounds = Rounds(self._ranks)
         if deferred is not None:

@@ -1,6 +1,7 @@
 """Parameters of one element type that the ranks of a process group train together (ZeRO)."""
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -8,7 +9,7 @@ import torch
 
 from spillway._load import native
 from spillway.errors import InvalidArgumentError
-from spillway.torch._ranks import COMPLETES, READS
+from spillway.torch._ranks import COMPLETES, READS, WAITS
 from spillway.torch._registered import Registered
 from spillway.torch._rounds import Bucket, Rounds, make_buckets
 from spillway.torch._shard import Shard
@@ -51,6 +52,8 @@ class Partition(SharedGradients):
                           [], hyperparameters, options, place)
         self._number_of = {piece.index: number for number, piece in enumerate(
             piece for pieces in self._pieces.values() for piece in pieces)}
+        self._defers = options.defers_updates
+        self._pending: set[Bucket] = set()  # whose update is decided, and not with all ranks
         self._begin_exchanges()
         self._hold([self._bucket_of[index].values(index).view(entry.parameter.shape)
                     for index, entry in enumerate(entries)])
@@ -70,7 +73,11 @@ class Partition(SharedGradients):
                           f"{entry.name}[{piece.start - start}:{piece.end - start}]")
 
     def release(self) -> None:
-        """Ends the trainer of this rank's part."""
+        """Ends the trainer of this rank's part. Nothing is exchanged: ranks end at any time."""
+        if self._pending:
+            warnings.warn("an optimizer of ranks has gone with a deferred update: parameters keep "
+                          "values of before; call synchronize() or close() on all ranks",
+                          stacklevel=2)
         self._own.release()
         super().release()
 
@@ -118,36 +125,74 @@ class Partition(SharedGradients):
         norm, skipped = self._own.step(divisor * self._ranks.size, max_norm, norm)
         self._forget()
         if not skipped:
-            self.publish()
+            if self._defers:
+                self._pending = set(self._buckets)
+            else:
+                self.publish()
             self._note_update(all_of_them=True)
         return norm, skipped
 
     def publish(self) -> None:
         """Makes the parameters of all ranks what their masters are."""
+        self._pending.clear()
+        self._share(self._buckets)
+
+    def _share(self, buckets: list[Bucket]) -> None:
         works = []
-        for bucket, pieces in self._pieces.items():
-            for piece in pieces:
+        for bucket in buckets:
+            for piece in self._pieces[bucket]:
                 bucket.memory[piece.start:piece.end].copy_(self._values(piece))
             works.append(self._ranks.spread(bucket.memory))
         for work in works:
             self._ranks.finish(work)
+
+    # Updates that are deferred: ranks exchange a bucket when one of its parameters is waited for.
+
+    def is_deciding(self, index: int) -> bool:
+        """Whether new values of a parameter are not with all ranks yet."""
+        return self._bucket_of[index] in self._pending
+
+    def wait(self, index: int) -> None:
+        """Waits for the update of a parameter that was decided, as all ranks do."""
+        self._wait_for([self._bucket_of[index]])
+
+    def wait_all(self) -> None:
+        """Does that for all of them."""
+        self._wait_for(self._buckets)
+
+    def finish(self) -> None:
+        """Does that too, where the optimizer is closed on all ranks."""
+        self.wait_all()
+
+    def _wait_for(self, buckets: list[Bucket]) -> None:
+        for bucket in buckets:
+            if bucket not in self._pending:
+                continue
+            self._ranks.announce(WAITS, self._buckets.index(bucket)).details()
+            for piece in self._pieces[bucket]:
+                self._own.trainer.wait(self._number_of[piece.index])
+            self._pending.discard(bucket)
+            self._share([bucket])
+            self._note_applied(bucket.indices)
 
     def _values(self, piece: Piece) -> torch.Tensor:
         return self._own.entries[self._number_of[piece.index]].parameter.data
 
     # State.
 
-    def wait_all(self) -> None:
-        """Returns at once: ranks defer no update."""
-
     def _bring(self, index: int) -> int | None:
         """Gives what this rank trains of a parameter the values that the program may have written;
         returns its number."""
+        self.wait(index)
         if (own := self._number_of.get(index)) is not None:
             bucket = self._bucket_of[index]
             start, end = bucket.cut(index, self._ranks.rank)
             self._own.entries[own].parameter.data.copy_(bucket.memory[start:end])
         return own
+
+    def _take_back(self, index: int) -> None:
+        self.wait(index)
+        super()._take_back(index)
 
     def take_write(self, index: int) -> None:
         """Makes the master follow, also where torch has kept no count of a write."""

@@ -25,9 +25,10 @@ CALLS = ("registers {} parameters", "begins backward pass {} of a step",
          "calls initialize with parameters that nobody trains of checksum {:08x}",
          "saves a checkpoint (tag and part of checksum {:08x})",
          "loads a checkpoint (tag and part of checksum {:08x})",
-         "measures the gradient of its parameter {}", "reads the gradient of its parameter {}")
+         "measures the gradient of its parameter {}", "reads the gradient of its parameter {}",
+         "waits for deferred updates of part {} of its parameters")
 (REGISTERS, BEGINS_PASS, COMPLETES, STEPS, READS, LOADS, SHARES, SAVES_TAG,
- LOADS_TAG, MEASURES, READS_GRADIENT) = range(len(CALLS))
+ LOADS_TAG, MEASURES, READS_GRADIENT, WAITS) = range(len(CALLS))
 
 
 def checksum(value: Any) -> int:

@@ -190,13 +190,9 @@ class Shard(Held):
             self.trainer.wait(index)
             self._settle([index])
 
-    def check_current(self, index: int) -> None:
-        """Raises if a backward pass is that of values whose update nobody waited for."""
-        if index in self.deciding and self.entries[index].unit is None:
-            raise InvalidArgumentError(
-                f"{self.entries[index].name} was used while its deferred update may have been under"
-                " way: use it in forward passes of the module deferred= alone, whose hooks wait for"
-                " it, or call optimizer.synchronize() before; zero_grad() forgets this step")
+    def is_deciding(self, index: int) -> bool:
+        """Whether the update of a parameter may be under way."""
+        return index in self.deciding
 
     def wait_all(self) -> None:
         """Does that for all of them."""
@@ -204,18 +200,9 @@ class Shard(Held):
         self._settle(list(self.deciding))
 
     def _settle(self, indices: list[int]) -> None:
-        """Notes that updates are over. Raises if one has overwritten what the program wrote."""
+        """Notes that updates are over."""
         self.deciding.difference_update(indices)
-        for index in indices:
-            parameter, memory = self._parameters[index], self._memory[index]
-            if self.is_written(index) and parameter.data_ptr() == memory.data_ptr():
-                raise InvalidArgumentError(
-                    f"{self.entries[index].name} was written while its deferred update was under "
-                    "way, which has overwritten it: call optimizer.synchronize() first, then write")
-            if self.entries[index].unit is None and not self.is_written(index):
-                # So that torch refuses a backward pass of what was read before.
-                torch.autograd.graph.increment_version(parameter)
-                self._versions[index] += 1
+        self._note_applied(indices)
 
     def _take_back(self, index: int) -> None:
         self.wait(index)
