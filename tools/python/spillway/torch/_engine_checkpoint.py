@@ -63,6 +63,7 @@ def _save(engine: WithCheckpoints, save_dir: Path, tag: Any, client_state: Mappi
                                                     "|".join((_MODEL, _OPTIMIZER, _ENGINE))))
                 os.mkdir(new)
         with engine.together(SAVES_TAG, f"{tag}: fills"):
+            engine.optimizer.synchronize()
             if engine.is_first:
                 _fill(engine, new, client_state, exclude_frozen_parameters)
             elif not os.path.isdir(new):
@@ -78,7 +79,6 @@ def _save(engine: WithCheckpoints, save_dir: Path, tag: Any, client_state: Mappi
 def _fill(engine: WithCheckpoints, new: str, client_state: Mapping[str, Any] | None,
           exclude_frozen_parameters: bool) -> None:
     """Writes what the ranks share."""
-    engine.optimizer.synchronize()
     values = engine.module.state_dict()
     if exclude_frozen_parameters:
         for name, parameter in engine.module.named_parameters(remove_duplicate=False):

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 from spillway._load import native
-from spillway.errors import InvalidArgumentError
 from spillway.torch._device import device_of
 from spillway.torch._held import Held
 from spillway.torch._layout import flattened, name_with, order_of, shaped
