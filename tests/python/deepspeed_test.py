@@ -15,7 +15,7 @@ import torch
 import transformers
 
 import spillway
-from spillway.torch import OffloadedAdamW, init_distributed, initialize
+from spillway.torch import OffloadedAdamW, initialize
 
 LOOP = pathlib.Path(__file__).resolve().parents[2] / "docs/examples/deepspeed_loop.py"
 
@@ -362,13 +362,6 @@ def test_a_rate_that_falls_needs_the_number_of_updates(tmp_path, kind):
     initialize(model=model, config={"optimizer": {"type": "SGD", "params": {"lr": 0.1}},
                                     **schedule()},
                lr_scheduler=lambda optimizer: torch.optim.lr_scheduler.ConstantLR(optimizer))
-
-
-def test_several_processes_are_refused(monkeypatch):
-    init_distributed("gloo")
-    monkeypatch.setenv("WORLD_SIZE", "4")
-    with pytest.raises(spillway.NotSupportedError, match=r"4 processes \(WORLD_SIZE\)"):
-        init_distributed()
 
 
 def test_what_deepspeed_has_and_spillway_has_not_is_refused(tmp_path):

@@ -127,8 +127,6 @@ def test_misspelt_and_unsupported_keywords_are_named(tmp_path):
     for name in ("mpu", "mesh_param"):
         with pytest.raises(spillway.NotSupportedError, match=name):
             initialize(model=network(), config=CONFIG, **{name: object()})
-    with pytest.raises(spillway.NotSupportedError, match="world_size is 2"):
-        init_distributed(world_size=2)
     for group in ({"amsgrad": True}, {"maximize": True}):
         with pytest.raises(spillway.NotSupportedError, match=f"has {next(iter(group))}=True"):
             OffloadedAdamW([{"params": list(network().parameters()), **group}])

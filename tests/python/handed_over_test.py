@@ -1,5 +1,5 @@
-"""Gradients that the optimizer has: what a program drops is dropped, and what would change those
-that ranks share, and does not, is refused."""
+"""Gradients that the optimizer has: what a program drops is dropped, and clips of torch and of ours
+agree."""
 import pytest
 import torch
 
@@ -100,75 +100,6 @@ def group_of_one(tmp_path):
     torch.distributed.destroy_process_group()
 
 
-def scaled(net, optimizer):
-    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
-    scaler.scale(net(batch(0)).square().mean()).backward()
-    scaler.unscale_(optimizer)
-    torch.nn.utils.clip_grad_norm_(net.parameters(), 0.1)
-    return lambda: scaler.step(optimizer)
-
-
-def plain(use):
-    def run(net, optimizer):
-        net(batch(0)).square().mean().backward()
-        use(net)
-        return optimizer.step
-    return run
-
-
-def by_half(net):
-    for parameter in net.parameters():
-        parameter.grad.mul_(0.5)
-
-
-def replaced(net):
-    for parameter in net.parameters():
-        parameter.grad = parameter.grad * 0.5
-
-
-def into_a_buffer(net):
-    total = torch.zeros(8)
-    for layer in net:
-        total += layer.bias.grad
-
-
-REFUSED = {
-    "norm": (plain(lambda net: torch.nn.utils.clip_grad_norm_(net.parameters(), 0.1)), "max_norm="),
-    "norm of each": (plain(lambda net: torch.nn.utils.clip_grad_norm_(
-        net.parameters(), 0.1, norm_type=float("inf"), foreach=False)), "max_norm="),
-    "value": (plain(lambda net: torch.nn.utils.clip_grad_value_(net.parameters(), 1e-3)), "clamp"),
-    "product": (plain(by_half), r"mul_.*divisor="),
-    "replacement": (plain(replaced), "was read"),
-    "sum": (plain(into_a_buffer), "was read"),
-    "unscaled": (scaled, r"max_norm=.*leave scaler.unscale_ out"),
-}
-
-
-@pytest.mark.parametrize("use", REFUSED)
-@pytest.mark.parametrize("stage", [1, 2])
-def test_clips_of_gradients_that_ranks_share_are_refused(group_of_one, use, stage):
-    run, words = REFUSED[use]
-    net, before = network(), network()
-    optimizer = OffloadedAdamW(net.parameters(), process_group=group_of_one, stage=stage)
-    step = run(net, optimizer)
-    with pytest.raises(spillway.NotSupportedError, match=words):
-        step()
-    assert equal(net, before)
-    optimizer.zero_grad()
-    net(batch(1)).square().mean().backward()
-    optimizer.step()
-    assert not equal(net, before)
-
-
-@pytest.mark.parametrize("use", ["value", "product", "replacement"])
-def test_changes_beside_a_clip_of_ours_are_refused(group_of_one, use):
-    net = network()
-    optimizer = OffloadedAdamW(net.parameters(), max_norm=1.0, process_group=group_of_one)
-    step = REFUSED[use][0](net, optimizer)
-    with pytest.raises(spillway.NotSupportedError, match="nothing changed"):
-        step()
-
-
 @pytest.mark.parametrize("asked", ["option", "call", "unscaled"])
 def test_torchs_clip_beside_one_of_ours_to_the_same_norm_changes_nothing(asked):
     ours, theirs = network(), network()
@@ -211,8 +142,7 @@ def test_what_stands_for_a_gradient_takes_no_memory_and_goes_with_the_optimizer(
     optimizer = OffloadedAdamW(net.parameters(), process_group=group_of_one, stage=2)
     net(batch(0)).sum().backward()
     with pytest.raises(RuntimeError, match="invalid python storage"):
-        net[0].weight.grad.untyped_storage().data_ptr()
-    assert "which its optimizer has" in repr(net[0].weight.grad)
+        torch.Tensor.untyped_storage(net[0].weight.grad).data_ptr()
     optimizer.zero_grad()
     assert [parameter.grad for parameter in net.parameters()] == [None] * 6
     del optimizer

@@ -13,12 +13,12 @@ MOST_RANKS = 3
 TIMEOUT = datetime.timedelta(seconds=20)  # of a rank that waits for another one
 
 
-def work(rank, path, pipe):
-    """Runs one function after the other in a group of the first ranks."""
+def work(rank, most, path, pipe):
+    """Runs one function after the other in a group of the first of `most` ranks."""
     torch.set_num_threads(1)
     _rounds._BUCKET_BYTES = 50_000  # a few parameters each
     dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank,
-                            world_size=MOST_RANKS)
+                            world_size=most, timeout=TIMEOUT)
     while True:
         function, ranks, arguments = pipe.recv()
         group = dist.new_group(range(ranks), timeout=TIMEOUT)
@@ -37,16 +37,16 @@ def answer(pipe):
 
 
 @contextlib.contextmanager
-def ranks_at(path):
+def ranks_at(path, most=MOST_RANKS):
     """Gives a function that runs one on so many ranks, and returns what each returns. The file is
-    where they meet."""
+    where they meet, and `most` the size of the group of all."""
     context = multiprocessing.get_context("forkserver")
     # These take seconds to import; the second is what the first optimizer of a process imports.
     context.set_forkserver_preload(["spillway.torch", "torch._dynamo"])
     pipes, processes = [], []
-    for rank in range(MOST_RANKS):
+    for rank in range(most):
         ours, theirs = context.Pipe()
-        processes.append(context.Process(target=work, args=(rank, path, theirs), daemon=True))
+        processes.append(context.Process(target=work, args=(rank, most, path, theirs), daemon=True))
         processes[-1].start()
         theirs.close()
         pipes.append(ours)

@@ -103,12 +103,13 @@ def resumed(folder, rank):
     """Goes on after the kill, and says what is refused."""
     for path, begun in (("run", str(folder / "run/checkpoint-4")), ("uncut", None)):
         model = seeded(llama)
-        log = train(make(SpillwayTrainer, model, folder / path, 8, spillway={"nvme": [folder]}),
+        options = {"nvme": [folder], "deferred": path == "run"}
+        log = train(make(SpillwayTrainer, model, folder / path, 8, spillway=options),
                     resume_from_checkpoint=begun)
         torch.save((log, weights(model)), folder / f"{path}.{rank}")
     told = []
     for options, arguments in (
-            ({"device_memory": "1MB"}, {}), ({"deferred": True}, {}), ({"stage": 3}, {}),
+            ({"device_memory": "1MB"}, {}), ({"stage": 3}, {}),
             ({}, {"auto_find_batch_size": True})):
         with pytest.raises(spillway.Error) as error:
             train(make(SpillwayTrainer, llama(), folder / "refused", 1, arguments=arguments,
@@ -257,7 +258,7 @@ def test_killed_ranks_go_on_with_the_same_bits_and_refusals_are_named(tmp_path):
                                             for path in ("run", "uncut"))
         assert log == expected and same(values, whole)
     words = ["device_memory.* with 2 processes is not supported.*start one process",
-             "deferred", "stage of the Trainer is 3", "2 processes and auto_find_batch_size",
+             "stage of the Trainer is 3", "2 processes and auto_find_batch_size",
              r"trains with 1 rank\(s\), and the Trainer has 2", "train_batch_size is 12.* say 24"]
     told = [json.loads((tmp_path / f"told.{rank}").read_text()) for rank in range(RANKS)]
     assert told[0] == told[1]

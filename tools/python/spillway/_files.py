@@ -77,6 +77,12 @@ def _locked(staging: pathlib.Path, target: pathlib.Path) -> Iterator[None]:
         os.close(descriptor)
 
 
+def staging_of(path: str) -> str:
+    """Returns the folder that `written_whole` gives for a path, for others who fill it too."""
+    target = pathlib.Path(path)
+    return str(target.with_name(f".{target.name}.partial") / "new")
+
+
 @contextlib.contextmanager
 def written_whole(path: str, marks: tuple[str, ...], ours: str) -> Iterator[str]:
     """Gives the path of a folder to make and fill, which then has the place and the name of `path`.
@@ -92,8 +98,8 @@ def written_whole(path: str, marks: tuple[str, ...], ours: str) -> Iterator[str]
                                    "another folder, or remove it")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(target.with_name(f".{target.name}.partial"), target):
-            new = target.with_name(f".{target.name}.partial") / "new"
+        new = pathlib.Path(staging_of(path))
+        with _locked(new.parent, target):
             yield str(new)
             if target.exists():
                 _keep_others(target, new, re.compile(ours))

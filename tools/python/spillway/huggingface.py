@@ -224,6 +224,12 @@ class Offloaded:
             grad_norm = self._offloaded().clip_grad_norm_(0.0, self.accelerator.scaler)
         return float(grad_norm)
 
+    def save_model(self, *arguments: Any, **keywords: Any) -> None:
+        """Saves the model. The first process alone reads it; all wait for deferred updates."""
+        if isinstance(optimizer := self._offloaded(), OffloadedOptimizer):
+            optimizer.synchronize()
+        super().save_model(*arguments, **keywords)
+
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         with self._offloaded().state_left_out(StateIsInTheFolderSpillway()):
             super()._save_optimizer_and_scheduler(output_dir)

@@ -11,10 +11,11 @@ from typing import Any
 
 import torch
 
-from spillway._files import written_whole
+from spillway._files import staging_of, written_whole
 from spillway._paths import Path, path_of
 from spillway.errors import CorruptDataError, InvalidArgumentError, IoError
 from spillway.torch._offloaded import OffloadedOptimizer
+from spillway.torch._ranks import LOADS_TAG, SAVES_TAG, checksum
 
 _LATEST = "latest"
 _MODEL, _OPTIMIZER, _ENGINE = "model.pt", "optimizer", "engine.pt"
@@ -49,29 +50,52 @@ def _read(path: str, weights_only: bool) -> Any:
 
 def _save(engine: WithCheckpoints, save_dir: Path, tag: Any, client_state: Mapping[str, Any] | None,
           save_latest: bool, exclude_frozen_parameters: bool) -> None:
-    """Writes SAVE_DIR/TAG, which replaces one that is there once it is whole, and then `latest`."""
+    """Writes SAVE_DIR/TAG, which replaces one that is there once it is whole, and then `latest`.
+    Ranks write into one folder, which is the first one's to make and to put in its place."""
     directory = path_of(save_dir, "save_dir")
     tag = f"global_step{engine.global_steps}" if tag is None else str(tag)
-    with written_whole(_folder(directory, tag), (_ENGINE, _MODEL),
-                       "|".join((_MODEL, _OPTIMIZER, _ENGINE))) as new:
-        os.mkdir(new)
-        engine.optimizer.synchronize()
-        values = engine.module.state_dict()
-        if exclude_frozen_parameters:
-            for name, parameter in engine.module.named_parameters(remove_duplicate=False):
-                if not parameter.requires_grad:
-                    values.pop(name, None)
-        _write(values, os.path.join(new, _MODEL))
-        engine.optimizer.save(os.path.join(new, _OPTIMIZER))
-        _write(engine.counts() | {"client_state": dict(client_state or {})},
-               os.path.join(new, _ENGINE))
-    if save_latest:
-        part = pathlib.Path(directory) / f"{_LATEST}.part"
-        with part.open("w", encoding="utf-8") as file:
-            file.write(tag)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(part.with_name(_LATEST))
+    folder = _folder(directory, tag)
+    with contextlib.ExitStack() as staging:
+        new = staging_of(folder)
+        with engine.together(SAVES_TAG, f"{tag}: begins"):
+            if engine.is_first:
+                staging.enter_context(written_whole(folder, (_ENGINE, _MODEL),
+                                                    "|".join((_MODEL, _OPTIMIZER, _ENGINE))))
+                os.mkdir(new)
+        with engine.together(SAVES_TAG, f"{tag}: fills"):
+            engine.optimizer.synchronize()
+            if engine.is_first:
+                _fill(engine, new, client_state, exclude_frozen_parameters)
+            elif not os.path.isdir(new):
+                raise IoError(f"{new} is not there, which rank 0 has made: save into a folder that "
+                              "all ranks see", errno.ENOENT)
+            engine.optimizer.save(os.path.join(new, _OPTIMIZER))
+        with engine.together(SAVES_TAG, f"{tag}: ends"):
+            staging.close()
+            if save_latest and engine.is_first:
+                _write_latest(directory, tag)
+
+
+def _fill(engine: WithCheckpoints, new: str, client_state: Mapping[str, Any] | None,
+          exclude_frozen_parameters: bool) -> None:
+    """Writes what the ranks share."""
+    values = engine.module.state_dict()
+    if exclude_frozen_parameters:
+        for name, parameter in engine.module.named_parameters(remove_duplicate=False):
+            if not parameter.requires_grad:
+                values.pop(name, None)
+    _write(values, os.path.join(new, _MODEL))
+    _write(engine.counts() | {"client_state": dict(client_state or {})},
+           os.path.join(new, _ENGINE))
+
+
+def _write_latest(directory: str, tag: str) -> None:
+    part = pathlib.Path(directory) / f"{_LATEST}.part"
+    with part.open("w", encoding="utf-8") as file:
+        file.write(tag)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(part.with_name(_LATEST))
 
 
 def _find(load_dir: Path, tag: Any) -> str | None:
@@ -94,26 +118,33 @@ def _find(load_dir: Path, tag: Any) -> str | None:
 def _load(engine: WithCheckpoints, folder: str, *, strict: bool, optimizer: bool, schedule: bool,
           module_only: bool, load_model: Callable[..., Any] | None) -> dict[str, Any]:
     """Takes what was saved in a folder; returns its `client_state`."""
-    # What the program has given as client_state is any object.
-    saved = _read(os.path.join(folder, _ENGINE), weights_only=False)
-    values = _read(os.path.join(folder, _MODEL), weights_only=True)
-    if not module_only:
-        engine.zero_grad()
     with_state = optimizer and not module_only
-    if with_state:
-        engine.optimizer.load_state_dict(saved["groups"])
-    with (engine.optimizer.replacing("load_checkpoint") if with_state
-          else contextlib.nullcontext()):
-        if load_model is not None:
-            load_model(src=values, dst=engine.module)
-        else:
-            engine.module.load_state_dict(values, strict=strict)
+    with engine.together(LOADS_TAG, f"{os.path.basename(folder)}: reads"):
+        # What the program has given as client_state is any object.
+        saved = _read(os.path.join(folder, _ENGINE), weights_only=False)
+        values = _read(os.path.join(folder, _MODEL), weights_only=True)
+        if with_state and (ranks := saved.get("ranks", 1)) != engine.world_size:
+            raise InvalidArgumentError(
+                f"{folder} has the state of {ranks} rank(s), and {engine.world_size} load it: "
+                f"start {ranks}, or pass load_optimizer_states=False, with which moments begin "
+                "again")
+    with engine.together(LOADS_TAG, f"{os.path.basename(folder)}: takes"):
+        if not module_only:
+            engine.zero_grad()
         if with_state:
-            engine.optimizer.load(os.path.join(folder, _OPTIMIZER))
-    if not module_only:
-        if schedule and engine.lr_scheduler is not None and saved["schedule"] is not None:
-            engine.lr_scheduler.load_state_dict(saved["schedule"])
-        engine.take_counts(saved)
+            engine.optimizer.load_state_dict(saved["groups"])
+        with (engine.optimizer.replacing("load_checkpoint") if with_state
+              else contextlib.nullcontext()):
+            if load_model is not None:
+                load_model(src=values, dst=engine.module)
+            else:
+                engine.module.load_state_dict(values, strict=strict)
+            if with_state:
+                engine.optimizer.load(os.path.join(folder, _OPTIMIZER))
+        if not module_only:
+            if schedule and engine.lr_scheduler is not None and saved["schedule"] is not None:
+                engine.lr_scheduler.load_state_dict(saved["schedule"])
+            engine.take_counts(saved)
     return saved["client_state"]
 
 
@@ -126,7 +157,19 @@ class WithCheckpoints(torch.nn.Module):
     micro_steps: int
     global_steps: int
     skipped_steps: int
+    world_size: int
+    global_rank: int
     _configuration: Any
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the first rank."""
+        return self.global_rank == 0
+
+    def together(self, call: int, part: str) -> contextlib.AbstractContextManager[None]:
+        """Surrounds a part of a call that each rank makes for itself: where one raises, all do."""
+        ranks = self.optimizer.ranks
+        return contextlib.nullcontext() if ranks is None else ranks.together(call, checksum(part))
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forgets the gradients of the step that is under way."""
@@ -143,6 +186,7 @@ class WithCheckpoints(torch.nn.Module):
         schedule = self.lr_scheduler.state_dict() if self.lr_scheduler is not None else None
         return {"groups": groups, "schedule": schedule,
                 "global_steps": self.global_steps, "skipped_steps": self.skipped_steps,
+                "ranks": self.world_size,
                 "scale": self._configuration.scale_state}
 
     def take_counts(self, saved: Mapping[str, Any]) -> None:
@@ -159,7 +203,8 @@ class WithCheckpoints(torch.nn.Module):
         """Writes SAVE_DIR/TAG: the model, the optimizer's state block by block, and `client_state`.
 
         A checkpoint of this tag is replaced once the new one is whole. Then the file `latest` names
-        it, unless `save_latest` is False. With `exclude_frozen_parameters` the model is saved
+        it, unless `save_latest` is False. All ranks call it, with a folder that all of them see;
+        `client_state` is that of the first. With `exclude_frozen_parameters` the model is saved
         without parameters that need no gradient; load it with `load_module_strict=False`.
         """
         _save(self, save_dir, tag, client_state, save_latest, exclude_frozen_parameters)
@@ -175,9 +220,11 @@ class WithCheckpoints(torch.nn.Module):
 
         With `load_module_only` only the model is loaded, and with `load_optimizer_states=False`
         masters become the model's values and moments stay. `custom_load_fn(src=, dst=)` brings a
-        state dict into the model in place of its `load_state_dict`.
+        state dict into the model in place of its `load_state_dict`. All ranks call it, as many as
+        have saved, unless the state stays.
         """
-        folder = _find(load_dir, tag)
+        with self.together(LOADS_TAG, f"{tag}: finds"):
+            folder = _find(load_dir, tag)
         if folder is None:
             return None, None
         return folder, _load(

@@ -40,6 +40,9 @@ class Keeper(Protocol):
     def gradient_norm(self, index: int) -> float:
         """Returns the L2 norm of the sum, as the update computes it."""
 
+    def settle(self, index: int) -> None:
+        """Waits for what backward passes have handed over: a factor is one of that alone."""
+
     def bring(self, index: int, values: torch.Tensor) -> None:
         """Makes these values the parameter's `grad`, unless the program has put another there."""
 
@@ -68,7 +71,8 @@ class GradientHandle(HandedOver):
 
     def take(self) -> torch.Tensor | None:
         """Returns the gradient and what came, to one who has it no longer."""
-        came, values = super().take(), self.values().clone()
+        came, self.came = self.came, None
+        values = self.values().clone()
         return values if came is None else values.add_(came)
 
     def values(self) -> torch.Tensor:
@@ -197,6 +201,7 @@ class GradientHandle(HandedOver):
         factor = change(self.factor, by)
         if factor == 0 or not math.isfinite(factor):
             return False
+        self._kept().settle(self._index)
         self.factor = factor
         return True
 
@@ -234,6 +239,7 @@ class GradientHandle(HandedOver):
             else:
                 found_inf, inverse = others
                 each.uses.note_unscaled(found_inf, float(inverse))
+                each._kept().settle(each._index)
                 each.factor *= float(inverse)
         if rest:
             function(rest, *others)

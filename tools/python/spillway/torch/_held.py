@@ -3,13 +3,15 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 
 from spillway.errors import InvalidArgumentError, NotSupportedError
 from spillway.torch._beside import Beside
-from spillway.torch._handed_over import HandedOver, Uses
+from spillway.torch._gradient_handle import GradientHandle
+from spillway.torch._handed_over import Uses
 from spillway.torch._held_memory import HeldMemory
 from spillway.torch._registered import Registered
 
@@ -26,7 +28,7 @@ class Held(HeldMemory):
         self._most = most
         self._uses: Uses | None = None
         self._one_pass = threading.RLock()  # of a gradient that is taken
-        self._left: dict[int, HandedOver] = {}  # in `grad` of what handed gradients over
+        self._left: dict[int, GradientHandle] = {}  # in `grad` of what handed gradients over
         Held._forget(self)
 
     def watch(self, uses: Uses, beside: Beside) -> None:
@@ -66,7 +68,7 @@ class Held(HeldMemory):
         def take(parameter: torch.Tensor) -> None:
             if (held := alive()) is not None:
                 held._take(index)
-            elif isinstance(parameter.grad, HandedOver):
+            elif isinstance(parameter.grad, GradientHandle):
                 parameter.grad = parameter.grad.take()
 
         return self._parameters[index].register_post_accumulate_grad_hook(take)
@@ -96,14 +98,37 @@ class Held(HeldMemory):
                 "once, and a gradient may be lost: run them one after another; zero_grad() "
                 "forgets this step")
 
+    def is_deciding(self, index: int) -> bool:
+        """Whether the update of a parameter may be under way."""
+        raise NotImplementedError
+
     def check_current(self, index: int) -> None:
         """Raises if a backward pass is that of values whose update nobody waited for."""
+        if self.is_deciding(index) and self.entries[index].unit is None:
+            raise InvalidArgumentError(
+                f"{self.entries[index].name} was used while its deferred update may have been under"
+                " way: use it in forward passes of the module deferred= alone, whose hooks wait for"
+                " it, or call optimizer.synchronize() before; zero_grad() forgets this step")
+
+    def _note_applied(self, indices: Iterable[int]) -> None:
+        """Notes that deferred updates are over. Raises if one has overwritten what the program
+        wrote."""
+        for index in indices:
+            parameter, memory = self._parameters[index], self._memory[index]
+            if self.is_written(index) and parameter.data_ptr() == memory.data_ptr():
+                raise InvalidArgumentError(
+                    f"{self.entries[index].name} was written while its deferred update was under "
+                    "way, which has overwritten it: call optimizer.synchronize() first, then write")
+            if self.entries[index].unit is None and not self.is_written(index):
+                # So that torch refuses a backward pass of what was read before.
+                torch.autograd.graph.increment_version(parameter)
+                self._versions[index] += 1
 
     def add_gradient(self, index: int) -> None:
         """Hands the gradient of a parameter over, if there is one, and frees it."""
         parameter = self._parameters[index]
         gradient = parameter.grad
-        if isinstance(gradient, HandedOver) and gradient is not self._left.get(index):
+        if isinstance(gradient, GradientHandle) and gradient is not self._left.get(index):
             gradient = parameter.grad = self._of_another(index, gradient)
         if gradient is None:
             return
@@ -142,15 +167,43 @@ class Held(HeldMemory):
             "call step() or zero_grad() before the next backward pass, or make the optimizer "
             "with accumulation_steps=N to add up those of N passes")
 
+    # Gradients that are here, and are tensors of the program's too.
+
+    def gradient(self, index: int) -> torch.Tensor:
+        """Returns a copy of a parameter's gradient, in fp32 and in its shape."""
+        raise NotImplementedError
+
+    def gradient_norm(self, index: int) -> float:
+        """Returns the L2 norm of that, as the update computes it."""
+        raise NotImplementedError
+
+    def settle(self, index: int) -> None:
+        """Waits for what backward passes have handed over. Here it has come."""
+
+    def _scale(self, index: int, factor: float) -> None:
+        """Multiplies a gradient that is here."""
+        raise NotImplementedError
+
+    def bring(self, index: int, values: torch.Tensor) -> None:
+        """Makes these values the parameter's `grad`, unless the program has put another there."""
+        if self._parameters[index].grad is self._left.get(index):
+            self._parameters[index].grad = values
+
     def take_home(self) -> None:
         """Takes the values of gradients that the program has in `grad`."""
+        raise NotImplementedError
 
     def factors(self) -> set[float]:
         """The factors by which the program has multiplied the gradients of the step."""
-        return set()
+        return {self._left[index].factor if index in self._left else 1.0
+                for index, count in enumerate(self._received) if count > 0}
 
     def apply_factors(self) -> None:
         """Multiplies each gradient by its own factor, before others are added to it."""
+        for index, left in self._left.items():
+            if left.factor != 1 and self._received[index] > 0:
+                self._scale(index, left.factor)
+                left.factor = 1.0
 
     def has_drops(self) -> bool:
         """Whether the program has dropped or replaced a gradient that was handed over."""
@@ -168,7 +221,7 @@ class Held(HeldMemory):
         return next((left.owner for left in self._left.values()
                      if left.factor != 1 or left.home is not None), None)
 
-    def _of_another(self, index: int, gradient: HandedOver) -> torch.Tensor | None:
+    def _of_another(self, index: int, gradient: GradientHandle) -> torch.Tensor | None:
         """Returns the gradient that another optimizer has, with what autograd has added to it.
         Raises for one of another parameter here, whose values would be dropped for this one's."""
         if gradient.uses is not self._uses:
@@ -184,12 +237,9 @@ class Held(HeldMemory):
         if self._uses is not None:
             left = self._left.get(index)
             if left is None or left.device != parameter.device:
-                left = self._left[index] = self._stand_in(index, self._uses)
+                left = self._left[index] = GradientHandle.of(
+                    parameter, self.entries[index].name, self._uses, self, index)
         parameter.grad = left
-
-    def _stand_in(self, index: int, uses: Uses) -> HandedOver:
-        """Returns what stands in `grad` for a gradient that was handed over."""
-        return HandedOver(self._parameters[index], self.entries[index].name, uses)
 
     def notice_drops(self) -> None:
         """Forgets gradients that were handed over and that the program has dropped since: `grad` is
@@ -211,14 +261,6 @@ class Held(HeldMemory):
             left.dropped, left.is_zero = False, True
             left.revive(self)
             self._left[index] = self._parameters[index].grad = left
-
-    def check_replaced(self) -> None:
-        """Raises if a gradient was read, which gives zeros, and replaced by what came of it."""
-        for index, left in self._left.items():
-            gradient = self._parameters[index].grad
-            if left.was_read and gradient is not None and gradient is not left:
-                left.uses.note_change(left.owner, "grad = another tensor")
-                left.uses.check(clips=True)
 
     def _drop(self, index: int) -> None:
         """Forgets the gradients of one parameter."""
@@ -248,6 +290,10 @@ class Held(HeldMemory):
     def any_received(self) -> bool:
         """Whether a gradient of the step under way is here."""
         return self._any_received
+
+    def received(self, index: int) -> int:
+        """How many gradients of a parameter have come in the step under way."""
+        return self._received[index]
 
     def first_without_gradient(self) -> str | None:
         """The name of a parameter that has no gradient in the step under way, if there is one."""

@@ -55,10 +55,12 @@ class OffloadedOptimizer(WithSteps):
 
     `process_group` is a group of torch.distributed whose ranks train copies of one model, each with
     batches of its own; gradients are averaged over them. Each rank keeps the state of an equal part
-    of the parameters, and with `stage` 2 gradients of that part alone (ZeRO). With `stage` 1 torch
-    sums a step's gradients in `grad`, and ranks exchange them once a step.
-    All ranks make the calls that exchange something: the optimizer, `backward`, `step`,
-    `clip_grad_norm_`, `zero_grad` after a backward pass, `state_dict`, `load_state_dict`, `load`.
+    of the parameters, and with `stage` 2 gradients of that part alone (ZeRO). With `stage` 1 each
+    sums its gradients of a step, and ranks exchange them once a step. `p.grad` is the mean over
+    ranks. All ranks make the calls that exchange something: the optimizer, `backward`, `step`, what
+    measures, reads or changes `p.grad`, `clip_grad_norm_`, `zero_grad` after a backward pass,
+    `state_dict`, `load_state_dict`, `load`. With `deferred`, so do `synchronize`, `close`, `save`,
+    and the module, whose forward passes exchange new values when they wait for them.
 
     A step with a gradient that is not finite changes nothing; `skipped_steps` counts them.
     `grad_norm` is the global norm of the last step, before clipping. Threads, tiers and formats on
@@ -98,10 +100,6 @@ class OffloadedOptimizer(WithSteps):
         if process_group is _ALONE:
             check_optimizer_alone()
         else:
-            if deferred is not None:
-                raise NotSupportedError(
-                    "deferred with a process_group is not supported: all ranks need the new "
-                    "parameters when `step` returns; leave deferred out")
             self._ranks = Ranks(process_group, stage)
             self._rounds = Rounds(self._ranks)
         if deferred is not None:
@@ -136,6 +134,15 @@ class OffloadedOptimizer(WithSteps):
     def options(self) -> dict[str, Any]:
         """Returns what it was made with, for its trainers."""
         return dict(self._given)
+
+    @property
+    def ranks(self) -> Ranks | None:
+        """The ranks of `process_group`, or None without one."""
+        return self._ranks
+
+    def trains(self, parameter: torch.Tensor) -> bool:
+        """Whether a parameter has state here."""
+        return parameter in self._places
 
     # Deferred updates.
 

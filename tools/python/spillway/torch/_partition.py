@@ -1,29 +1,22 @@
 """Parameters of one element type that the ranks of a process group train together (ZeRO)."""
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from spillway._load import native
-from spillway.errors import InvalidArgumentError, NotSupportedError
-from spillway.torch._held import Held
-from spillway.torch._ranks import COMPLETES, READS
+from spillway.errors import InvalidArgumentError
+from spillway.torch._ranks import COMPLETES, READS, WAITS
 from spillway.torch._registered import Registered
 from spillway.torch._rounds import Bucket, Rounds, make_buckets
 from spillway.torch._shard import Shard
+from spillway.torch._shared_gradients import Piece, SharedGradients
 
 
-class _Piece(NamedTuple):
-    """A part of a parameter that this rank trains."""
-
-    index: int | None  # of the parameter; None: padding
-    start: int         # in the memory of its bucket
-    end: int
-
-
-class Partition(Held):
+class Partition(SharedGradients):
     """Holds all parameters whole, and trains a part of them in a `Shard` of this rank.
 
     Parameters lie in buckets, and each rank trains an equal range of each bucket, which may begin
@@ -41,8 +34,6 @@ class Partition(Held):
         self._ranks = ranks = rounds.ranks
         ranks.check_same(entries)
         self._needs_all = options.missing == "refuse"
-        self._summed: set[int] = set()  # whose sums of this step were taken out of `grad`
-        self._elements = [entry.parameter.numel() for entry in entries]
         self._buckets = list(make_buckets(entries, ranks.size, self._deliver))
         self._bucket_of = [bucket for bucket in self._buckets for _ in bucket.indices]
         for bucket in self._buckets:
@@ -51,7 +42,7 @@ class Partition(Held):
         if not any(self._pieces.values()):  # a trainer has at least one parameter
             start = ranks.rank * self._buckets[0].part
             self._pieces[self._buckets[0]] = [
-                _Piece(None, start, start + native.leaf_parameters)]
+                Piece(None, start, start + native.leaf_parameters)]
         if ranks.stage == 1:
             options.gradients_per_step = ranks.size  # sums of all passes
         else:
@@ -61,15 +52,17 @@ class Partition(Held):
                           [], hyperparameters, options, place)
         self._number_of = {piece.index: number for number, piece in enumerate(
             piece for pieces in self._pieces.values() for piece in pieces)}
-        rounds.add(self._buckets)
+        self._defers = options.defers_updates
+        self._pending: set[Bucket] = set()  # whose update is decided, and not with all ranks
+        self._begin_exchanges()
         self._hold([self._bucket_of[index].values(index).view(entry.parameter.shape)
                     for index, entry in enumerate(entries)])
 
-    def _pieces_of(self, bucket: Bucket) -> list[_Piece]:
-        cuts = [_Piece(index, *bucket.cut(index, self._ranks.rank)) for index in bucket.indices]
+    def _pieces_of(self, bucket: Bucket) -> list[Piece]:
+        cuts = [Piece(index, *bucket.cut(index, self._ranks.rank)) for index in bucket.indices]
         return [cut for cut in cuts if cut.start < cut.end]
 
-    def _as_parameter(self, bucket: Bucket, piece: _Piece) -> Registered:
+    def _as_parameter(self, bucket: Bucket, piece: Piece) -> Registered:
         # `data` has a version of its own: the program does not write when ranks exchange values.
         values = torch.nn.Parameter(bucket.memory[piece.start:piece.end].data)
         if piece.index is None:
@@ -80,7 +73,11 @@ class Partition(Held):
                           f"{entry.name}[{piece.start - start}:{piece.end - start}]")
 
     def release(self) -> None:
-        """Ends the trainer of this rank's part."""
+        """Ends the trainer of this rank's part. Nothing is exchanged: ranks end at any time."""
+        if self._pending:
+            warnings.warn("an optimizer of ranks has gone with a deferred update: parameters keep "
+                          "values of before; call synchronize() or close() on all ranks",
+                          stacklevel=2)
         self._own.release()
         super().release()
 
@@ -100,81 +97,12 @@ class Partition(Held):
     def groups(self) -> list[int]:
         return self._own.groups
 
-    # Gradients.
-
-    def _hand_over(self, index: int, gradient: torch.Tensor) -> bool:
-        came = self._received[index] + 1
-        if self._ranks.stage == 1 and (self._most == 0 or came < self._most):
-            return False  # torch adds the next one
-        self._rounds.put(self._bucket_of[index], index, gradient.contiguous())
-        return True
-
-    def add_gradients(self) -> None:
-        """Hands over what no backward pass did, and sums that wait for the step."""
-        if self._ranks.stage == 2:
-            super().add_gradients()
-            return
-        for index, parameter in reversed(list(enumerate(self._parameters))):
-            if self._received[index] == 0:
-                self.add_gradient(index)
-            if index in self._left:
-                continue
-            if parameter.grad is not None:
-                self._rounds.put(self._bucket_of[index], index, parameter.grad.contiguous())
-                parameter.grad = None
-                self._summed.add(index)
-            elif index not in self._summed:
-                self._received[index] = 0  # the program has dropped the sum
-
-    def _deliver(self, bucket: Bucket, gradients: torch.Tensor) -> None:
-        """Adds what the ranks have sent, in their order."""
-        first = self._ranks.rank * bucket.part
-        for of_rank in gradients:
-            for piece in self._pieces[bucket]:
-                own = self._number_of[piece.index]
-                self._own.entries[own].parameter.grad = of_rank[piece.start - first:
-                                                                piece.end - first]
-                self._own.add_gradient(own)
-
-    def notice_drops(self) -> None:
-        """Raises if the program has dropped gradients that are on their way to other ranks."""
-        for index, left in self._left.items():
-            if left.dropped or self._parameters[index].grad is not left:
-                raise NotSupportedError(
-                    f"the gradient of {self.entries[index].name} was dropped, and ranks have parts "
-                    "of it already: call optimizer.zero_grad() on all ranks instead")
-
-    def discard_gradients(self) -> None:
-        """Forgets the gradients of the step that is under way."""
-        if self._any_received:
-            self._rounds.finish()
-            self._own.discard_gradients()
-            self._forget()
-
-    def _forget(self) -> None:
-        self._rounds.forget()
-        self._summed.clear()
-        super()._forget()
-
     # Steps.
 
     def norm(self, divisor: float) -> float:
         """Returns the norm of the mean of all ranks' gradients, which are complete."""
         self._check_complete()
-        sums = iter(self._own.trainer.leaf_sums())
-        mine: list[float] = []
-        ends = [0]
-        for bucket, pieces in self._pieces.items():
-            count = sum(-(-(piece.end - piece.start) // native.leaf_parameters)
-                        for piece in pieces)
-            mine += [next(sums) for _ in range(count)]
-            ends.append(ends[-1] + bucket.part // native.leaf_parameters)
-            mine += [0.0] * (ends[-1] - len(mine))
-        every = self._ranks.all_of(torch.tensor(mine, dtype=torch.float64))
-        in_order = torch.cat([
-            every[:, start:end].reshape(-1)[:bucket.leaves]
-            for bucket, start, end in zip(self._buckets, ends, ends[1:], strict=False)])
-        return native.norm_of(in_order, self._elements) / (divisor * self._ranks.size)
+        return native.norm_of(self._leaf_sums(), self._elements) / (divisor * self._ranks.size)
 
     def _check_complete(self) -> None:
         """Raises on all ranks if a parameter lacks a gradient on one of them."""
@@ -197,36 +125,74 @@ class Partition(Held):
         norm, skipped = self._own.step(divisor * self._ranks.size, max_norm, norm)
         self._forget()
         if not skipped:
-            self.publish()
+            if self._defers:
+                self._pending = set(self._buckets)
+            else:
+                self.publish()
             self._note_update(all_of_them=True)
         return norm, skipped
 
     def publish(self) -> None:
         """Makes the parameters of all ranks what their masters are."""
+        self._pending.clear()
+        self._share(self._buckets)
+
+    def _share(self, buckets: list[Bucket]) -> None:
         works = []
-        for bucket, pieces in self._pieces.items():
-            for piece in pieces:
+        for bucket in buckets:
+            for piece in self._pieces[bucket]:
                 bucket.memory[piece.start:piece.end].copy_(self._values(piece))
             works.append(self._ranks.spread(bucket.memory))
         for work in works:
             self._ranks.finish(work)
 
-    def _values(self, piece: _Piece) -> torch.Tensor:
+    # Updates that are deferred: ranks exchange a bucket when one of its parameters is waited for.
+
+    def is_deciding(self, index: int) -> bool:
+        """Whether new values of a parameter are not with all ranks yet."""
+        return self._bucket_of[index] in self._pending
+
+    def wait(self, index: int) -> None:
+        """Waits for the update of a parameter that was decided, as all ranks do."""
+        self._wait_for([self._bucket_of[index]])
+
+    def wait_all(self) -> None:
+        """Does that for all of them."""
+        self._wait_for(self._buckets)
+
+    def finish(self) -> None:
+        """Does that too, where the optimizer is closed on all ranks."""
+        self.wait_all()
+
+    def _wait_for(self, buckets: list[Bucket]) -> None:
+        for bucket in buckets:
+            if bucket not in self._pending:
+                continue
+            self._ranks.announce(WAITS, self._buckets.index(bucket)).details()
+            for piece in self._pieces[bucket]:
+                self._own.trainer.wait(self._number_of[piece.index])
+            self._pending.discard(bucket)
+            self._share([bucket])
+            self._note_applied(bucket.indices)
+
+    def _values(self, piece: Piece) -> torch.Tensor:
         return self._own.entries[self._number_of[piece.index]].parameter.data
 
     # State.
 
-    def wait_all(self) -> None:
-        """Returns at once: ranks defer no update."""
-
     def _bring(self, index: int) -> int | None:
         """Gives what this rank trains of a parameter the values that the program may have written;
         returns its number."""
+        self.wait(index)
         if (own := self._number_of.get(index)) is not None:
             bucket = self._bucket_of[index]
             start, end = bucket.cut(index, self._ranks.rank)
             self._own.entries[own].parameter.data.copy_(bucket.memory[start:end])
         return own
+
+    def _take_back(self, index: int) -> None:
+        self.wait(index)
+        super()._take_back(index)
 
     def take_write(self, index: int) -> None:
         """Makes the master follow, also where torch has kept no count of a write."""
@@ -243,7 +209,7 @@ class Partition(Held):
         """State of a parameter as fp32 tensors of its shape, on the first rank; None elsewhere, and
         for what is not wanted. All ranks call it."""
         self._ranks.announce(READS, index).details()
-        cuts = [self._bucket_of[index].cut(index, rank) for rank in range(self._ranks.size)]
+        cuts = self._cuts(index)
         longest = max(end - start for start, end in cuts)
         start, end = cuts[self._ranks.rank]
         mine = torch.zeros(3, longest)
@@ -253,19 +219,10 @@ class Partition(Held):
             for row, values in zip(mine, read, strict=True):
                 if values is not None:
                     row[:end - start] = values
-        return [self._gathered(index, row, cuts, allocate) if want else None
-                for row, want in zip(mine, wanted, strict=True)]
-
-    def _gathered(self, index: int, mine: torch.Tensor, cuts: list[tuple[int, int]],
-                  allocate: Callable[[int], torch.Tensor]) -> torch.Tensor | None:
-        every = self._ranks.to_first(mine)
-        if every is None:
-            return None
-        first, _ = self._bucket_of[index].span(index)
-        whole = allocate(self._elements[index])
-        for (start, end), values in zip(cuts, every, strict=True):
-            whole[start - first:end - first] = values[:end - start]
-        return whole.view(self.entries[index].parameter.shape)
+        every = [self._ranks.to_first(row) if want else None
+                 for row, want in zip(mine, wanted, strict=True)]
+        return [None if values is None else self._whole(index, values, cuts, allocate)
+                for values in every]
 
     def write(self, index: int, master: torch.Tensor | None, m: torch.Tensor | None,
               v: torch.Tensor | None) -> None:

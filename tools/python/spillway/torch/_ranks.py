@@ -5,7 +5,9 @@ wait for the other. Tested with gloo; nccl takes the same path with CUDA tensors
 """
 from __future__ import annotations
 
+import contextlib
 import zlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -17,9 +19,16 @@ from spillway.torch._registered import Registered
 #: What ranks announce, with the number that must be the same on all.
 CALLS = ("registers {} parameters", "begins backward pass {} of a step",
          "completes a step after {} backward passes",
-         "calls step with settings (hyperparameters, max_norm, divisor, steps before) of checksum "
-         "{:08x}", "calls state_dict, which reads parameter {}", "calls load")
-REGISTERS, BEGINS_PASS, COMPLETES, STEPS, READS, LOADS = range(len(CALLS))
+         "calls step with settings (hyperparameters, max_norm, divisor, steps before, what the "
+         "program did to p.grad) of checksum {:08x}",
+         "calls state_dict, which reads parameter {}", "calls load",
+         "calls initialize with parameters that nobody trains of checksum {:08x}",
+         "saves a checkpoint (tag and part of checksum {:08x})",
+         "loads a checkpoint (tag and part of checksum {:08x})",
+         "measures the gradient of its parameter {}", "reads the gradient of its parameter {}",
+         "waits for deferred updates of part {} of its parameters")
+(REGISTERS, BEGINS_PASS, COMPLETES, STEPS, READS, LOADS, SHARES, SAVES_TAG,
+ LOADS_TAG, MEASURES, READS_GRADIENT, WAITS) = range(len(CALLS))
 
 
 def checksum(value: Any) -> int:
@@ -95,6 +104,20 @@ class Ranks:
     def announce(self, call: int, number: int, detail: int = 0) -> Announcement:
         """Says what this rank does next, and does not wait for the others."""
         return Announcement(self, call, number, detail)
+
+    @contextlib.contextmanager
+    def together(self, call: int, number: int) -> Iterator[None]:
+        """Surrounds what each rank does without the others: where one raises, all do."""
+        try:
+            yield
+        except BaseException:
+            self.announce(call, number, 1).details()
+            raise
+        for rank, failed in enumerate(self.announce(call, number).details()):
+            if failed:
+                raise InternalError(
+                    f"rank {rank} has raised an error where it {CALLS[call].format(number)}: see "
+                    "what that says, and call it again on all ranks")
 
     def check_same(self, entries: list[Registered]) -> None:
         """Raises unless all ranks register the same parameters in the same order."""

@@ -90,15 +90,18 @@ class Rounds:
         self.ranks = ranks
         self.passes = 0  #: of this step
         self._buckets: list[Bucket] = []
+        self._senders: list[Callable[[], None]] = []  # of what waits for later passes
         self._sent: list[Bucket] = []  # in each pass
         self._filling: dict[Bucket, torch.Tensor] = {}
         self._under_way: deque[_UnderWay] = deque()
         self._begin()
 
-    def add(self, buckets: list[Bucket]) -> None:
-        """Takes more buckets. Those that come within a step are sent alone in what is left of it:
-        the others have had their passes."""
+    def add(self, buckets: list[Bucket], send_waiting: Callable[[], None]) -> None:
+        """Takes more buckets, and what sends gradients that wait for those of later passes. Buckets
+        that come within a step are sent alone in what is left of it: the others have had their
+        passes."""
         self.finish()
+        self._senders.append(send_waiting)
         self._buckets = [*self._buckets, *buckets]
         self._sent = buckets if self.passes > 0 else self._buckets
         self._begin()
@@ -130,6 +133,12 @@ class Rounds:
         """Does that, and returns once all that was sent is delivered."""
         self._end_pass()
         self._settle(0)
+
+    def complete(self) -> None:
+        """Does that for all gradients that came, those that wait for later passes too."""
+        for send in self._senders:
+            send()
+        self.finish()
 
     def forget(self) -> None:
         """Begins a step."""

@@ -7,10 +7,7 @@ from typing import Any
 import torch
 
 from spillway._load import native
-from spillway.errors import InvalidArgumentError
 from spillway.torch._device import device_of
-from spillway.torch._gradient_handle import GradientHandle
-from spillway.torch._handed_over import Uses
 from spillway.torch._held import Held
 from spillway.torch._layout import flattened, name_with, order_of, shaped
 from spillway.torch._registered import DTYPES, Registered, freed_values
@@ -105,10 +102,6 @@ class Shard(Held):
 
     # Gradients that are here, and are tensors of the program's too.
 
-    def _stand_in(self, index: int, uses: Uses) -> GradientHandle:
-        return GradientHandle.of(self._parameters[index], self.entries[index].name, uses, self,
-                                 index)
-
     def _reopen(self) -> None:
         """Takes more gradients after norms were computed."""
         if self._sums is not None:
@@ -131,16 +124,18 @@ class Shard(Held):
 
     def gradient_norm(self, index: int) -> float:
         """Returns the L2 norm of that sum, as the update computes it."""
-        if self._sums is None:
-            self._sums = self.trainer.leaf_sums()
-        sums = self._sums[self._leaves[index]:self._leaves[index + 1]]
+        sums = self.leaf_sums()[self._leaves[index]:self._leaves[index + 1]]
         return native.norm_of(torch.tensor(sums, dtype=torch.float64),
                               [self._parameters[index].numel()])
 
-    def bring(self, index: int, values: torch.Tensor) -> None:
-        """Makes these values the parameter's `grad`, unless the program has put another there."""
-        if self._parameters[index].grad is self._left.get(index):
-            self._parameters[index].grad = values
+    def leaf_sums(self) -> list[float]:
+        """Returns the sums of squares of which norms are made, one for each leaf."""
+        if self._sums is None:
+            self._sums = self.trainer.leaf_sums()
+        return self._sums
+
+    def _scale(self, index: int, factor: float) -> None:
+        self._replace(index, self.gradient(index).mul_(factor))
 
     def _accumulate(self, index: int, gradient: torch.Tensor) -> bool:
         if self.entries[index].unit is not None:
@@ -159,18 +154,6 @@ class Shard(Held):
                 self._hand_over(index, left.home.detach().to(self._parameters[index].dtype))
                 self._received[index], self._any_received = 1, True
             left.home, self._parameters[index].grad = None, left
-
-    def factors(self) -> set[float]:
-        """The factors by which the program has multiplied the gradients of the step."""
-        return {self._left[index].factor if index in self._left else 1.0
-                for index, count in enumerate(self._received) if count > 0}
-
-    def apply_factors(self) -> None:
-        """Multiplies each gradient by its own factor, before others are added to it."""
-        for index, left in self._left.items():
-            if left.factor != 1 and self._received[index] > 0:
-                self._replace(index, self.gradient(index).mul_(left.factor))
-                left.factor = 1.0
 
     def norm(self, divisor: float) -> float:
         """Returns the norm of the gradients of the step, which are complete."""
@@ -207,13 +190,9 @@ class Shard(Held):
             self.trainer.wait(index)
             self._settle([index])
 
-    def check_current(self, index: int) -> None:
-        """Raises if a backward pass is that of values whose update nobody waited for."""
-        if index in self.deciding and self.entries[index].unit is None:
-            raise InvalidArgumentError(
-                f"{self.entries[index].name} was used while its deferred update may have been under"
-                " way: use it in forward passes of the module deferred= alone, whose hooks wait for"
-                " it, or call optimizer.synchronize() before; zero_grad() forgets this step")
+    def is_deciding(self, index: int) -> bool:
+        """Whether the update of a parameter may be under way."""
+        return index in self.deciding
 
     def wait_all(self) -> None:
         """Does that for all of them."""
@@ -221,18 +200,9 @@ class Shard(Held):
         self._settle(list(self.deciding))
 
     def _settle(self, indices: list[int]) -> None:
-        """Notes that updates are over. Raises if one has overwritten what the program wrote."""
+        """Notes that updates are over."""
         self.deciding.difference_update(indices)
-        for index in indices:
-            parameter, memory = self._parameters[index], self._memory[index]
-            if self.is_written(index) and parameter.data_ptr() == memory.data_ptr():
-                raise InvalidArgumentError(
-                    f"{self.entries[index].name} was written while its deferred update was under "
-                    "way, which has overwritten it: call optimizer.synchronize() first, then write")
-            if self.entries[index].unit is None and not self.is_written(index):
-                # So that torch refuses a backward pass of what was read before.
-                torch.autograd.graph.increment_version(parameter)
-                self._versions[index] += 1
+        self._note_applied(indices)
 
     def _take_back(self, index: int) -> None:
         self.wait(index)

@@ -22,7 +22,7 @@ from spillway.errors import (
     NotSupportedError,
 )
 from spillway.torch._groups import MUST_BE_OFF, WithGroups
-from spillway.torch._ranks import Ranks
+from spillway.torch._ranks import LOADS, Ranks
 from spillway.torch._shard import Shard, in_memory
 
 _LEFT_OUT = "state_left_out"  # in a state_dict of hyperparameters alone
@@ -326,10 +326,12 @@ class WithState(WithGroups):
             self._check_parts(directory)
         self._end_passes()
         self._check_registered()
-        groups = self._read_groups(directory)
-        for folder, shard in self._folders(directory):
-            shard.load(folder)
-            self._cut_off = "load"
+        with (contextlib.nullcontext() if self._ranks is None
+              else self._ranks.together(LOADS, 0)):
+            groups = self._read_groups(directory)
+            for folder, shard in self._folders(directory):
+                shard.load(folder)
+                self._cut_off = "load"
         if self._ranks is not None:
             self._ranks.check_loaded(directory, max(
                 (shard.trainer.updates for shard in self._shards), default=0))

@@ -57,9 +57,9 @@ class WithSteps(WithRegistration):
         if self._ranks is None:
             check_optimizer_alone()
         scale = getattr(self, "grad_scale", None)
-        divisor *= self._uses.unscaled_by() * (1.0 if scale is None else float(scale))
+        divisor *= 1.0 if scale is None else float(scale)
         max_norm = self.max_norm if self._clip_next is None else self._clip_next
-        self._uses.check(clips=max_norm > 0 or self._clip_next is not None)
+        self._uses.check()
         self._check_whole()
         self._take_what_came()
         divisor /= self._take_factors()
@@ -77,7 +77,9 @@ class WithSteps(WithRegistration):
         """Raises unless all ranks make the same step."""
         groups = [{**group, "params": None} for group in self.param_groups]
         updates = [shard.trainer.updates for shard in self._shards]
-        self._ranks.announce(STEPS, checksum([groups, updates, divisor, max_norm])).details()
+        changes = [shard.changes() for shard in self._shards]
+        settings = [groups, updates, divisor, max_norm, changes]
+        self._ranks.announce(STEPS, checksum(settings)).details()
 
     def _take_what_came(self) -> None:
         """Takes parameters that need gradients since the last step, gradients that no backward pass
@@ -89,7 +91,6 @@ class WithSteps(WithRegistration):
             self._uses.settle_clip()
         for shard in self._shards:
             shard.take_home()
-            shard.check_replaced()
             shard.notice_drops()
             shard.take_writes()
             shard.add_gradients()
@@ -147,7 +148,7 @@ class WithSteps(WithRegistration):
             scale = 1.0
         norm = self._global_norm(scale / self._take_factors(), self._with_gradients())
         self._clip_next = max_norm
-        if self._ranks is None and 0 < max_norm < norm:
+        if 0 < max_norm < norm:
             self._keep_clip(max_norm / (norm + 1e-6))
         return torch.tensor(norm)
 

@@ -2,18 +2,18 @@
 from __future__ import annotations
 
 import argparse
+import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 
-from spillway._documents import parsed, section_of, text_of
-from spillway._load import native
+from spillway._documents import section_of, text_of
 from spillway._paths import Path, existing_folders
 from spillway._unused import check_unused
 from spillway.errors import InvalidArgumentError, NotSupportedError
-from spillway.torch._alone import ONE_PROCESS, check_alone, check_unwrapped
+from spillway.torch._alone import check_unwrapped
 from spillway.torch._engine_checkpoint import WithCheckpoints
 from spillway.torch._engine_client import (
     check_client,
@@ -23,6 +23,15 @@ from spillway.torch._engine_client import (
     clip,
     only_one,
     with_rate_of,
+)
+from spillway.torch._engine_ranks import (
+    check_ranks,
+    configuration_of,
+    group_of_all,
+    loader_of,
+    meet,
+    share_others,
+    stage_of,
 )
 from spillway.torch._loss_scaling import LossScaling
 from spillway.torch._offloaded import OffloadedOptimizer
@@ -51,11 +60,15 @@ def init_distributed(dist_backend: str | None = None, auto_mpi_discovery: bool =
                      distributed_port: int = 29500, verbose: bool = True, timeout: Any = None,
                      init_method: str | None = None, dist_init_required: bool | None = None,
                      config: Any = None, rank: int = -1, world_size: int = -1) -> None:
-    """Raises if there are several processes. One needs no group, and so no argument takes effect
-    but `world_size`."""
-    if world_size > 1:
-        raise NotSupportedError(f"world_size is {world_size}: {ONE_PROCESS}")
-    check_alone("init_distributed")
+    """Makes the process group of all ranks, where there are several processes and no group.
+
+    `dist_backend` is gloo, also where it is nccl, which moves no CPU tensors. `timeout`,
+    `init_method`, `rank` and `world_size` are those of torch.distributed.init_process_group; with
+    `dist_init_required=False` it does nothing. The other arguments change nothing, and neither do
+    these for one process.
+    """
+    if dist_init_required is not False:
+        meet(dist_backend, timeout, init_method, rank, world_size)
 
 
 def initialize(args: Any = None, model: torch.nn.Module | None = None,
@@ -72,24 +85,27 @@ def initialize(args: Any = None, model: torch.nn.Module | None = None,
     with `offload_optimizer`, batch sizes, clipping, precision, schedule, and a section `spillway`.
     The model moves to the precision of the configuration, and stays on the CPU.
     `lr_scheduler` may be a scheduler or a function of the optimizer. `config_params` is another
-    name of `config`. There is one process: `dist_init_required` and `distributed_port` change
-    nothing, and `mpu` and `mesh_param` are refused.
+    name of `config`. `distributed_port` changes nothing, and `mpu` and `mesh_param` are refused.
+
+    Processes of torchrun are ranks that train together, all of which make this call and those of
+    the engine. It makes their process group, unless `dist_init_required` is False. Each rank has
+    micro-batches of its own, and its part of `training_data`; parameters become those of rank 0.
     """
     if model is None:
         raise InvalidArgumentError("there is no model; give model=")
     for name, value in (("mpu", mpu), ("mesh_param", mesh_param)):
         if value is not None:
-            raise NotSupportedError(f"{name} is given, and tensors are not cut over ranks here: "
-                                    f"{ONE_PROCESS}")
-    check_alone("spillway.torch.initialize")
+            raise NotSupportedError(f"{name} is given, and tensors are not cut over ranks here, "
+                                    "which train copies of the model: leave it out")
     check_unwrapped(model, "spillway.torch.initialize")
     text, origin = text_of(only_one(args, config, config_params))
-    configuration = native.Configuration(text, origin)
-    document = parsed(text)
+    group = group_of_all(dist_init_required)
+    configuration, document = configuration_of(text, origin, 1 if group is None else group.size())
     if lr_scheduler is None:
         check_end(document)
     if optimizer is not None:
         check_client(optimizer, document, configuration.nvme)
+        check_ranks(optimizer, group, document)
         if lr_scheduler is None and "scheduler" in document:
             configuration = with_rate_of(optimizer, document, origin)
     if section_of(document, "spillway").get("decay") == "matrices":
@@ -107,24 +123,30 @@ def initialize(args: Any = None, model: torch.nn.Module | None = None,
     model = model.to(_DTYPES[configuration.dtype])
     if optimizer is None:
         parameters = model.named_parameters() if model_parameters is None else model_parameters
-        optimizer = _optimizer(configuration, parameters, limit,
-                               section_of(document, "spillway").get("isa"))
+        optimizer = _optimizer(configuration, parameters, max_norm=limit,
+                               isa=section_of(document, "spillway").get("isa"),
+                               **_rank_options(group, document))
     else:
         clip(optimizer, limit)
     check_optimizer(optimizer, model)
+    if optimizer.ranks is not None:
+        share_others(optimizer.ranks, model, optimizer)
     if callable(lr_scheduler):
         lr_scheduler = lr_scheduler(optimizer)
     check_schedule(lr_scheduler, optimizer)
     if lr_scheduler is None and "scheduler" in document:
         lr_scheduler = Schedule(optimizer, configuration)
-    loader = None if training_data is None else torch.utils.data.DataLoader(
-        training_data, batch_size=configuration.micro_batch, shuffle=True, collate_fn=collate_fn)
+    loader = None if training_data is None else loader_of(
+        training_data, configuration.micro_batch, collate_fn, optimizer.ranks)
     return Engine(model, optimizer, lr_scheduler, loader, configuration), optimizer, loader, \
         lr_scheduler
 
 
-def _optimizer(configuration: Any, parameters: Iterable[Any], max_norm: float,
-               isa: str | None) -> OffloadedOptimizer:
+def _rank_options(group: Any, document: Mapping[str, Any]) -> dict[str, Any]:
+    return {} if group is None else {"process_group": group, "stage": stage_of(document)}
+
+
+def _optimizer(configuration: Any, parameters: Iterable[Any], **options: Any) -> OffloadedOptimizer:
     group = configuration.group
     rules = {"lr": group.lr, "weight_decay": group.weight_decay}
     betas = (group.beta1, group.beta2)
@@ -136,10 +158,10 @@ def _optimizer(configuration: Any, parameters: Iterable[Any], max_norm: float,
         "sgd": (OffloadedSGD, {"momentum": group.beta1})}
     kind, more = kinds[group.optimizer]
     optimizer = kind(parameters, **rules, **more, nvme=configuration.nvme,
-                     state_format=configuration.state_format, max_norm=max_norm,
+                     state_format=configuration.state_format,
                      accumulation_steps=configuration.accumulation_steps, missing="zero",
                      host_memory=configuration.host_memory, threads=configuration.threads,
-                     seed=configuration.seed, isa=isa)
+                     seed=configuration.seed, **options)
     if not group.bias_correction:
         for each in (optimizer.defaults, *optimizer.param_groups):
             each["bias_correction"] = False
@@ -198,6 +220,9 @@ class Engine(WithCheckpoints):
         self.lr_scheduler = lr_scheduler
         self.training_dataloader = training_dataloader
         self.device = torch.device("cpu")
+        self.global_rank = 0 if optimizer.ranks is None else optimizer.ranks.rank
+        self.world_size = 1 if optimizer.ranks is None else optimizer.ranks.size
+        self.local_rank = int(os.environ.get("LOCAL_RANK", self.global_rank))
         self.micro_steps = 0
         self.global_steps = 0
         self.skipped_steps = 0
@@ -261,5 +286,6 @@ class Engine(WithCheckpoints):
         return self._configuration.micro_batch
 
     def train_batch_size(self) -> int:
-        """Examples of a step."""
-        return self.train_micro_batch_size_per_gpu() * self.gradient_accumulation_steps()
+        """Examples of a step, of all ranks."""
+        return (self.train_micro_batch_size_per_gpu() * self.gradient_accumulation_steps()
+                * self.world_size)
