@@ -60,10 +60,6 @@ class Uses:
         gradients before: these must be clipped then."""
         self._clip = clip
 
-    def has_clip(self) -> bool:
-        """Whether one is kept."""
-        return self._clip is not None
-
     def settle_clip(self) -> None:
         """Clips what is to be used, if a clip was asked for."""
         clip, self._clip = self._clip, None

@@ -58,10 +58,10 @@ class WithSteps(WithRegistration):
             check_optimizer_alone()
         scale = getattr(self, "grad_scale", None)
         divisor *= self._uses.unscaled_by() * (1.0 if scale is None else float(scale))
-        max_norm = self.max_norm if self._clip_next is None else self._clip_next
-        self._uses.check(clips=max_norm > 0 or self._clip_next is not None)
+        self._uses.check(clips=self.max_norm > 0 or self._clip_next is not None)
         self._check_whole()
         self._take_what_came()
+        max_norm = self.max_norm if self._clip_next is None else self._clip_next
         divisor /= self._take_factors()
         if self._ranks is not None:
             self._check_settings(divisor, max_norm)
@@ -85,8 +85,6 @@ class WithSteps(WithRegistration):
         self._end_passes()
         self._check_registered()
         self._register()
-        if self._uses.has_clip() and any(shard.has_drops() for shard in self._shards):
-            self._uses.settle_clip()
         for shard in self._shards:
             shard.take_home()
             shard.check_replaced()
@@ -142,24 +140,28 @@ class WithSteps(WithRegistration):
         """
         max_norm = checked_norm(max_norm)
         self._take_what_came()
+        self._uses.settle_clip()
         scale = self._divisor() if grad_scaler is None else grad_scaler.get_scale()
         if grad_scaler is not None and self._uses.has_unscaled():
             scale = 1.0
         norm = self._global_norm(scale / self._take_factors(), self._with_gradients())
         self._clip_next = max_norm
-        if self._ranks is None and 0 < max_norm < norm:
-            self._keep_clip(max_norm / (norm + 1e-6))
+        if self._ranks is None:
+            is_within = max_norm == 0 or norm <= max_norm
+            self._keep_clip(1.0 if is_within else max_norm / (norm + 1e-6))
         return torch.tensor(norm)
 
     def _keep_clip(self, factor: float) -> None:
-        """Leaves a clip to the next step, unless the program uses gradients before it."""
+        """Leaves a clip to the next step, unless the program uses gradients before it, or others
+        come, which the clip is not for. It goes with its gradients where all are dropped."""
         optimizer = weakref.ref(self)
 
         def clip() -> None:
             if (alive := optimizer()) is not None:
-                for shard in alive._shards:
+                shards = alive._shards
+                for shard in shards:
                     shard.multiply(factor)
-                alive._clip_next = 0.0
+                alive._clip_next = 0.0 if any(shard.keeps_any() for shard in shards) else None
 
         self._uses.keep_clip(clip)
 
