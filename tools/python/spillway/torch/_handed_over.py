@@ -74,10 +74,10 @@ class Uses:
         """The scale that GradScaler.unscale_ meant to divide out."""
         return max((1.0 / float(inverse) for _, inverse in self._unscaled), default=1.0)
 
-    def tell_finite(self, finite: bool) -> None:
-        """Tells GradScaler what it wanted to know."""
+    def tell_skipped(self) -> None:
+        """Tells GradScaler that gradients were not finite. What it has found itself stays."""
         for found_inf, _ in self._unscaled:
-            found_inf.fill_(0.0 if finite else 1.0)
+            found_inf.fill_(1.0)
 
     def check(self, clips: bool) -> None:
         """Raises if a clip or another change was meant that the update would not have; `clips`:

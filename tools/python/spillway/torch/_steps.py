@@ -61,6 +61,9 @@ class WithSteps(WithRegistration):
         self._uses.check(clips=self.max_norm > 0 or self._clip_next is not None)
         self._check_whole()
         self._take_what_came()
+        if self._ranks is None and float(getattr(self, "found_inf", None) or 0) > 0:
+            self._skip()
+            return
         max_norm = self.max_norm if self._clip_next is None else self._clip_next
         divisor /= self._take_factors()
         if self._ranks is not None:
@@ -69,9 +72,17 @@ class WithSteps(WithRegistration):
         with uncut(repeats=self._ranks is not None):
             self.grad_norm, skipped = self._step_shards(divisor, max_norm)
             self._clip_next = None
-            self._uses.tell_finite(not skipped)
+            if skipped:
+                self._uses.tell_skipped()
             self._uses.forget()
             self.skipped_steps += skipped
+
+    def _skip(self) -> None:
+        """Ends a step of which torch.amp.GradScaler has found that gradients were not finite."""
+        with uncut():
+            self._forget_gradients()
+            self.grad_norm = math.inf
+            self.skipped_steps += 1
 
     def _check_settings(self, divisor: float, max_norm: float) -> None:
         """Raises unless all ranks make the same step."""
@@ -185,8 +196,11 @@ class WithSteps(WithRegistration):
                 "zero_grad(set_to_none=False) leaves zeros, with which torch updates parameters "
                 'that get no gradient: call zero_grad(), or make the optimizer with missing="zero"')
         self._end_passes()
+        self._forget_gradients()
+        super().zero_grad(set_to_none=True)
+
+    def _forget_gradients(self) -> None:
         for shard in self._shards:
             shard.discard_gradients()
         self._clip_next = None
         self._uses.forget()
-        super().zero_grad(set_to_none=True)
