@@ -34,8 +34,8 @@ SCRIPTS = {**{f"mpi.{name}": ["spillway", "spillway_mpi"]
            "tools.emulated_runs": ["spillway_emulated"], "tcp.place": ["spillway"],
            "tcp.run": ["spillway"],
            **{f"python.{name}": ["spillway", "spillway_python"] for name in (
-               "alone", "by_hand", "callbacks", "cut_off", "deepspeed", "deferred", "device",
-               "engine", "forecast", "forked", "handed_back", "handed_over", "handles",
+               "alone", "arguments", "by_hand", "callbacks", "cut_off", "deepspeed", "deferred",
+               "device", "engine", "forecast", "forked", "handed_back", "handed_over", "handles",
                "huggingface", "interrupted", "jax", "layout", "lifetime", "missing", "native_run",
                "optimizers", "optimizers_state", "paths", "raised", "ranks", "ranks_writes",
                "saved_state", "scaled", "streaming", "torch_calls", "trainer_optimizers",

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from spillway._arguments import check_numbers
 from spillway._documents import to_text
 from spillway._load import native
 from spillway.errors import CorruptDataError, InvalidArgumentError, NotSupportedError
@@ -18,6 +19,10 @@ _FILE = "groups.json"  # of a checkpoint's folder
 
 #: Keys of torch's groups; they change what is computed.
 MUST_BE_OFF = ("amsgrad", "capturable", "dampening", "differentiable", "maximize", "nesterov")
+
+#: Arguments of an optimizer that are for all its groups.
+FOR_ALL = ("accumulation_steps", "deferred", "gradient_memory", "host_memory", "isa", "max_norm",
+           "missing", "nvme", "process_group", "seed", "stage", "state_format", "threads")
 
 
 def _settings(group: dict[str, Any]) -> dict[str, Any]:
@@ -53,13 +58,20 @@ class WithGroups(WithLifetime):
             "them, and to move or to replace them, make a new optimizer")
 
     def _check_group(self, group: Mapping[str, Any], what: str = "a parameter group") -> None:
-        """Raises for what torch's optimizers do and ours do not."""
+        """Raises for what torch's optimizers do and ours do not, for numbers that none can have,
+        and for options that are not a group's."""
         on = [key for key in MUST_BE_OFF if group.get(key)]
         if group.get("decoupled_weight_decay", self.decoupled) != self._decouples(group):
             on.append("decoupled_weight_decay")
         for key in on:
             raise NotSupportedError(f"{what} has {key}={group[key]}, which is not supported by "
                                     f"{type(self).__name__}; leave it out")
+        for key in FOR_ALL:
+            if key in group:
+                raise InvalidArgumentError(
+                    f"{what} has {key}={group[key]!r}, which is an option for all groups: leave it "
+                    f"out, and give it to {type(self).__name__}")
+        check_numbers(group, f" of {what}")
 
     def _set_groups(self) -> None:
         for shard in self._shards:
@@ -78,7 +90,7 @@ class WithGroups(WithLifetime):
 
     def _hyperparameters(self, number: int, updates: int) -> Any:
         group = self.param_groups[number]
-        self._check_group(group)
+        self._check_group(group, f"group {number}")
         native_group = native.Group()
         native_group.optimizer = self.kind
         native_group.decoupled = self._decouples(group)
