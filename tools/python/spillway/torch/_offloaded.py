@@ -198,4 +198,5 @@ class OffloadedOptimizer(WithSteps):
         `parameter.data` on a GPU and in an offloaded model. A step notices others."""
         self._end_passes()
         shard, index = self._places[parameter]
+        shard.notice_drops()
         shard.take_values(index)
