@@ -100,8 +100,9 @@ def test_settings_of_an_older_version_have_no_checksum(file):
     OffloadedAdamW([weight()]).load(file.parent)
 
 
-@pytest.mark.parametrize("text", ["[]", "{}", '{"groups": 1}', '{"groups": [1]}', '"groups"', "\xff",
-                                  '{"groups": [{"lr": 0.1}], "more": 1}'])
+@pytest.mark.parametrize("text", [
+    "[]", "{}", '{"groups": 1}', '{"groups": [1]}', '"groups"', "\xff",
+    '{"groups": [{"lr": 0.1}], "more": 1}'])
 def test_what_is_no_settings_of_groups_is_refused(file, text):
     file.write_bytes(text.encode("latin-1"))
     with pytest.raises(spillway.CorruptDataError, match=r"groups\.json"):

@@ -55,8 +55,8 @@ class OffloadedOptimizer(WithSteps):
 
     `process_group` is a group of torch.distributed whose ranks train copies of one model, each with
     batches of its own; gradients are averaged over them. Each rank keeps the state of an equal part
-    of the parameters, and with `stage` 2, the default, gradients of that part alone (ZeRO). With `stage` 1 torch
-    sums a step's gradients in `grad`, and ranks exchange them once a step.
+    of the parameters, and with `stage` 2, the default, gradients of that part alone (ZeRO). With
+    `stage` 1 torch sums a step's gradients in `grad`, and ranks exchange them once a step.
     All ranks make the calls that exchange something: the optimizer, `backward`, `step`,
     `clip_grad_norm_`, `zero_grad` after a backward pass, `state_dict`, `load_state_dict`, `load`.
 
