@@ -7,7 +7,7 @@ import torch
 from handles_test import BOUNDS, changed_by, check_as_with_torch, each, loss_of, network
 
 import spillway
-from spillway.torch import OffloadedAdamW, OffloadedSGD
+from spillway.torch import OffloadedAdamW, OffloadedSGD, offload_model
 
 
 def augmented(parameter):
@@ -60,18 +60,43 @@ def clip_and_zero(net):
     net.zero_grad(set_to_none=False)
 
 
-def after_a_clip(change):
+def clip_by(optimizer, net, most):
+    if isinstance(optimizer, torch.optim.SGD):
+        torch.nn.utils.clip_grad_norm_(net.parameters(), most)
+    else:
+        optimizer.clip_grad_norm_(most)
+
+
+def after_a_clip(change, most=0.05):
     """A step whose gradients are changed after the optimizer's own clip."""
     def use(net, optimizer, number):
         optimizer.zero_grad()
         loss_of(net, number).backward()
-        if isinstance(optimizer, torch.optim.SGD):
-            torch.nn.utils.clip_grad_norm_(net.parameters(), 0.05)
-        else:
-            optimizer.clip_grad_norm_(0.05)
+        clip_by(optimizer, net, most)
         change(net)
         optimizer.step()
     return use
+
+
+def clipped_twice(net, optimizer, number):
+    optimizer.zero_grad()
+    loss_of(net, number).backward()
+    for most in (0.05, 0.5):
+        clip_by(optimizer, net, most)
+    optimizer.step()
+
+
+def by_ones(net):
+    net[1].weight.grad = torch.full_like(net[1].weight, 0.5)
+
+
+def again(net):
+    loss_of(net, 7).backward()
+
+
+def anew(net):
+    net.zero_grad()
+    again(net)
 
 
 def of_each(change):
@@ -113,6 +138,11 @@ USES = {
     "raised after a clip": after_a_clip(of_each(lambda p: p.grad.add_(0.01))),
     "dropped after a clip": after_a_clip(of_each(dropped)),
     "clipped after a clip": after_a_clip(clip),
+    "one replaced after a clip": after_a_clip(by_ones),
+    "added to after a clip": after_a_clip(again),
+    "added to after a clip that did nothing": after_a_clip(again, 0.3),
+    "made anew after a clip": after_a_clip(anew),
+    "clipped twice by ours": clipped_twice,
     "clipped as lists after a clip": after_a_clip(lambda net: torch.nn.utils.clip_grad_norm_(
         net.parameters(), 0.04, foreach=True)),
     "added in a hook": in_a_hook(decayed),
@@ -125,6 +155,38 @@ USES = {
 @pytest.mark.parametrize("use", USES)
 def test_what_a_loop_writes_into_gradients_is_what_updates(use, steps, dtype):
     check_as_with_torch(USES[use], steps, dtype)
+
+
+@pytest.mark.parametrize("change", [again, anew])
+def test_gradients_of_streamed_parameters_that_come_after_a_clip_are_not_clipped(change):
+    nets = []
+    for ours in (True, False):
+        net = network()
+        if ours:
+            offload_model(net, "200KB")
+        optimizer = OffloadedSGD(net.parameters(), lr=0.1, accumulation_steps=2) if ours else (
+            torch.optim.SGD(net.parameters(), lr=0.1))
+        for number in range(3):
+            after_a_clip(change)(net, optimizer, number)
+        nets.append(net)
+    for mine, theirs in zip(*(net.parameters() for net in nets), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=2e-6, atol=2e-7)
+
+
+def test_a_clip_goes_with_the_gradients_that_it_was_for():
+    nets = []
+    for clips in (True, False):
+        net = network()
+        optimizer = OffloadedSGD(net.parameters(), lr=0.1, max_norm=0.02)
+        loss_of(net, 0).backward()
+        if clips:
+            optimizer.clip_grad_norm_(0.05)
+        net.zero_grad()
+        loss_of(net, 1).backward()
+        optimizer.step()
+        nets.append(net)
+    for mine, theirs in zip(*(net.parameters() for net in nets), strict=True):
+        assert torch.equal(mine, theirs)
 
 
 def test_a_gradient_may_be_given_to_another_optimizer():

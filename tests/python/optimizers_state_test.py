@@ -247,7 +247,7 @@ def test_two_parameters_in_the_same_memory_are_refused():
 
 @pytest.mark.parametrize("options, words", [
     ({"lr": -1.0}, "lr"), ({"missing": "drop"}, "missing"),
-    ({"accumulation_steps": 0}, "at least 1"),
+    ({"accumulation_steps": 0}, "accumulation_steps is 0; it is a whole number from 1"),
     ({"state_format": "int4"}, "int4"), ({"state_format": "int8"}, "bf16"),
     ({"host_memory": "1KiB"}, "host")])
 def test_options_that_cannot_be_are_refused(options, words):

@@ -66,12 +66,30 @@ def test_a_text_or_a_path_is_one_folder(tmp_path, make, given, lies_in):
     ("", "empty path"), (["disk", ""], "empty path"), ("file", "is not a directory; mount its"),
     ("none", "none is not a directory; mount its drive or make it"),
     (["disk", "disk/none"], "disk/none is not a directory"), ("file/none", "is not a directory"),
-    (["disk", "./disk"], "twice"), ("a\udcffb", "UTF-8"), ("a\0b", "zero byte")])
+    (["disk", "./disk"], "twice"), (["disk", "link"], "link and .*disk.*twice"),
+    (["link/none", "disk/none"], "twice"), ("loop", "Too many levels of symbolic links"),
+    ("a" * 300, "File name too long"), (["home", "disk/" + "a" * 300], "too long"),
+    ("a\udcffb", "UTF-8"), ("a\0b", "zero byte")])
 def test_what_is_no_folder_is_refused_by_name(tmp_path, make, given, words):
     (tmp_path / "file").write_text("")
+    (tmp_path / "link").symlink_to("disk")
+    (tmp_path / "loop").symlink_to("loop")
     with pytest.raises(spillway.InvalidArgumentError, match=f"nvme.*{words}"):
         make(given)
-    assert folders(tmp_path) == ["disk", "file", "home"] and folders(tmp_path / "disk") == []
+    assert folders(tmp_path) == ["disk", "file", "home", "link", "loop"]
+    assert folders(tmp_path / "disk") == []
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_a_folder_is_the_same_by_every_name(tmp_path, make):
+    (tmp_path / "link").symlink_to("disk")
+    first, second = make("disk"), make("link")  # as a cell of a notebook does that runs again
+    assert folders(tmp_path / "disk") == ["optimizer2", "tiles-0.swap"]
+    del first
+    third = make("disk")
+    assert folders(tmp_path / "disk") == ["optimizer2", "tiles-0.swap"]
+    del second, third
+    make("link")
 
 
 def test_a_configuration_with_a_missing_folder_changes_no_model():

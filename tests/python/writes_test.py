@@ -321,3 +321,50 @@ def test_a_second_derivative_through_streamed_blocks_is_refused():
         (first,) = torch.autograd.grad(run.model(x), x)
         derivatives.append(first)
     assert torch.equal(*derivatives)
+
+
+@pytest.mark.parametrize("how", ["none", "in place", "data", "another tensor"])
+def test_a_refused_values_changed_has_changed_nothing(how):
+    found = []
+    for kind in (OffloadedAdamW, torch.optim.AdamW):
+        weight = torch.nn.Parameter(torch.ones(8))
+        optimizer = kind([weight], lr=0.1)
+        weight.square().sum().backward()
+        if kind is OffloadedAdamW:
+            if how == "in place":
+                with torch.no_grad():
+                    weight.mul_(2)
+            elif how == "another tensor":
+                weight.data = torch.zeros(8)
+            elif how == "data":
+                weight.data.mul_(2)
+            with pytest.raises(spillway.InvalidArgumentError, match="values_changed.*backward"):
+                optimizer.values_changed(weight)
+        elif how == "data":
+            weight.data.mul_(2)
+        if kind is OffloadedAdamW and how in ("in place", "another tensor"):
+            with pytest.raises(spillway.InvalidArgumentError, match="written between a backward"):
+                optimizer.step()
+            return
+        optimizer.step()
+        found.append(weight)
+    torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("drop", [lambda p, _: setattr(p, "grad", None),
+                                  lambda _, optimizer: optimizer.zero_grad()])
+def test_values_changed_is_taken_once_gradients_are_dropped(drop):
+    found = []
+    for kind in (OffloadedAdamW, torch.optim.AdamW):
+        weight = torch.nn.Parameter(torch.ones(8))
+        optimizer = kind([weight], lr=0.1)
+        weight.square().sum().backward()
+        drop(weight, optimizer)
+        with torch.no_grad():
+            weight.mul_(2)
+        if kind is OffloadedAdamW:
+            optimizer.values_changed(weight)
+        weight.square().sum().backward()
+        optimizer.step()
+        found.append(weight)
+    torch.testing.assert_close(*found)

@@ -45,9 +45,11 @@ def folders_of(given: Any, what: str) -> list[str]:
         folders = [path_of(given, what)]
     else:
         folders = [path_of(each, f"{what}[{number}]") for number, each in enumerate(given)]
+    real = [os.path.realpath(folder) for folder in folders]
     for number, folder in enumerate(folders):
-        if folder in folders[:number]:
-            raise InvalidArgumentError(f"{what} names {folder} twice; name each folder once")
+        if (first := real.index(real[number])) < number:
+            name = folder if folder == folders[first] else f"{folder} and {folders[first]}, one,"
+            raise InvalidArgumentError(f"{what} names {name} twice; name each folder once")
     return folders
 
 
@@ -59,6 +61,9 @@ def existing_folders(given: Any, what: str) -> list[str]:
             there = stat.S_ISDIR(os.stat(folder).st_mode)
         except (FileNotFoundError, NotADirectoryError):
             there = False
+        except OSError as error:
+            raise InvalidArgumentError(f"{what} {folder} cannot be looked at ({error.strerror}); "
+                                       "name a directory that is there") from None
         if not there:
             raise InvalidArgumentError(
                 f"{what} {folder} is not a directory; mount its drive or make it")

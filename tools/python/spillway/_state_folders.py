@@ -9,7 +9,7 @@ from typing import Any
 from spillway._load import native
 from spillway.errors import BusyError, CorruptDataError, InvalidArgumentError
 
-_in_use: set[str] = set()
+_in_use: set[str] = set()  # without symbolic links
 #: Folders that optimizers make in those that a program names.
 _MADE = re.compile(r"(optimizer|shard|rank)\d+")
 
@@ -39,10 +39,10 @@ def own_folders(folders: list[str], owner: Any = None) -> list[str]:
         _remove_left_over(folders)
     number = 1
     own = folders
-    while _in_use.intersection(own):
+    while _in_use.intersection(map(os.path.realpath, own)):
         number += 1
         own = [os.path.join(folder, f"optimizer{number}") for folder in folders]
-    _in_use.update(own)
+    _in_use.update(map(os.path.realpath, own))
     if owner is not None:
         weakref.finalize(owner, give_back, own).atexit = False
     return own
@@ -50,4 +50,4 @@ def own_folders(folders: list[str], owner: Any = None) -> list[str]:
 
 def give_back(folders: list[str]) -> None:
     """Makes folders free for the next optimizer."""
-    _in_use.difference_update(folders)
+    _in_use.difference_update(map(os.path.realpath, folders))

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy
 from jax.experimental import io_callback
 
-from spillway._arguments import checked_norm
+from spillway._arguments import check_numbers, checked_norm, checked_options
 from spillway._files import MARKS, OURS, written_whole
 from spillway._load import native
 from spillway._paths import Path, Paths, existing_folders, path_of
@@ -246,10 +246,13 @@ def offloaded_adamw(learning_rate: float | Callable[[int], Any], b1: float = 0.9
                         ("weight_decay", weight_decay), ("max_norm", max_norm)):
         if isinstance(value, jax.core.Tracer):
             raise NotSupportedError(f"{name} is a value within jit. {_AGAIN}")
+    checked = checked_options(state_format=state_format, threads=threads, seed=seed)
+    check_numbers({"b1": b1, "b2": b2, "eps": eps, "weight_decay": weight_decay})
     group = native.Group()
     group.optimizer, group.decoupled = "adam", True
     group.beta1, group.beta2, group.eps, group.weight_decay = b1, b2, eps, weight_decay
     options = native.TrainerOptions()
     options.nvme = existing_folders(nvme, "nvme")
-    options.state_format, options.threads, options.seed = state_format, threads, seed
+    for name in ("state_format", "threads", "seed"):
+        setattr(options, name, checked[name])
     return OffloadedTransformation(learning_rate, group, options, checked_norm(max_norm))

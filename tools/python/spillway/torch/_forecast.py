@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from spillway._arguments import checked_options
 from spillway._load import native
 from spillway._paths import Path, Paths, folders_of, path_of
 from spillway.errors import InvalidArgumentError, NotSupportedError
@@ -61,10 +62,11 @@ def plan(model: torch.nn.Module, params: Iterable[Any] | None = None, *,
     seconds, with a file in each folder of `nvme`. `machine` names a JSON file that describes
     another machine (`docs/machines`): its rates and its memory count then.
     """
-    settings = {"state_format": state_format, "nvme": folders_of(nvme, "nvme"),
-                "gradients_per_step": accumulation_steps or 0, "defers_updates": bool(deferred),
-                "host_memory": host_memory, "gradient_memory": gradient_memory,
-                "device_memory": device_memory, "threads": threads, "isa": isa}
+    options = checked_options(
+        state_format=state_format, accumulation_steps=accumulation_steps, threads=threads,
+        host_memory=host_memory, gradient_memory=gradient_memory, isa=isa)
+    settings = {**options, "nvme": folders_of(nvme, "nvme"), "defers_updates": bool(deferred),
+                "device_memory": device_memory}
     place = torch.device(device)
     if place.type not in ("cpu", "cuda"):
         raise NotSupportedError(

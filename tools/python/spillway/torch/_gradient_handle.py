@@ -99,6 +99,11 @@ class GradientHandle(HandedOver):
             self._kept().gradient_norm(self._index) * abs(self.factor))
         return torch.tensor(norm, dtype=torch.float32, device=self.device)
 
+    def _is_finite(self) -> bool:
+        """Whether its elements are, as the update would find."""
+        return self.dropped or self.is_zero or math.isfinite(
+            self._kept().gradient_norm(self._index) * self.factor)
+
     def bring(self) -> torch.Tensor:
         """Makes it a tensor with memory, in `grad` too, and returns that."""
         if self.home is None:
@@ -240,6 +245,8 @@ class GradientHandle(HandedOver):
                 found_inf, inverse = others
                 each.uses.note_unscaled(found_inf, float(inverse))
                 each._kept().settle(each._index)
+                if not each._is_finite():  # the program may change the values before the step
+                    found_inf.fill_(1.0)
                 each.factor *= float(inverse)
         if rest:
             function(rest, *others)

@@ -4,20 +4,28 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import re
+import zlib
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
+from spillway._arguments import check_numbers
 from spillway._documents import to_text
 from spillway._load import native
 from spillway.errors import CorruptDataError, InvalidArgumentError, NotSupportedError
 from spillway.torch._lifetime import WithLifetime
 
 _FILE = "groups.json"  # of a checkpoint's folder
+_SEAL = re.compile(r', "crc32": "([0-9a-f]{8})"\}')  # the end of its text, over what is before
 
 #: Keys of torch's groups; they change what is computed.
 MUST_BE_OFF = ("amsgrad", "capturable", "dampening", "differentiable", "maximize", "nesterov")
+
+#: Arguments of an optimizer that are for all its groups.
+FOR_ALL = ("accumulation_steps", "deferred", "gradient_memory", "host_memory", "isa", "max_norm",
+           "missing", "nvme", "process_group", "seed", "stage", "state_format", "threads")
 
 
 def _settings(group: dict[str, Any]) -> dict[str, Any]:
@@ -30,6 +38,28 @@ def _settings(group: dict[str, Any]) -> dict[str, Any]:
             except (InvalidArgumentError, TypeError, ValueError):
                 continue  # an object of the program, which is not ours to save
     return settings
+
+
+def _sealed(document: Mapping[str, Any]) -> str:
+    """Returns a document as JSON that ends with its checksum."""
+    text = to_text(document)[:-1]
+    return f'{text}, "crc32": "{zlib.crc32(text.encode()):08x}"}}'
+
+
+def _opened(text: str) -> dict[str, Any]:
+    """Returns such a document, or one of an older version, which has `groups` alone. Raises
+    ValueError for any other text."""
+    end = text.rfind(", ")
+    seal = _SEAL.fullmatch(text, max(end, 0))
+    document = json.loads(text)
+    if seal is not None and int(seal[1], 16) != zlib.crc32(text[:end].encode()):
+        raise ValueError("its checksum is that of another text")
+    if not isinstance(document, dict) or seal is None and list(document) != ["groups"]:
+        raise ValueError("it has other keys")
+    groups = document["groups"]
+    if not isinstance(groups, list) or not all(isinstance(group, dict) for group in groups):
+        raise ValueError("its groups are no list of objects")
+    return document
 
 
 class WithGroups(WithLifetime):
@@ -53,13 +83,20 @@ class WithGroups(WithLifetime):
             "them, and to move or to replace them, make a new optimizer")
 
     def _check_group(self, group: Mapping[str, Any], what: str = "a parameter group") -> None:
-        """Raises for what torch's optimizers do and ours do not."""
+        """Raises for what torch's optimizers do and ours do not, for numbers that none can have,
+        and for options that are not a group's."""
         on = [key for key in MUST_BE_OFF if group.get(key)]
         if group.get("decoupled_weight_decay", self.decoupled) != self._decouples(group):
             on.append("decoupled_weight_decay")
         for key in on:
             raise NotSupportedError(f"{what} has {key}={group[key]}, which is not supported by "
                                     f"{type(self).__name__}; leave it out")
+        for key in FOR_ALL:
+            if key in group:
+                raise InvalidArgumentError(
+                    f"{what} has {key}={group[key]!r}, which is an option for all groups: leave it "
+                    f"out, and give it to {type(self).__name__}")
+        check_numbers(group, f" of {what}")
 
     def _set_groups(self) -> None:
         for shard in self._shards:
@@ -78,7 +115,7 @@ class WithGroups(WithLifetime):
 
     def _hyperparameters(self, number: int, updates: int) -> Any:
         group = self.param_groups[number]
-        self._check_group(group)
+        self._check_group(group, f"group {number}")
         native_group = native.Group()
         native_group.optimizer = self.kind
         native_group.decoupled = self._decouples(group)
@@ -91,7 +128,9 @@ class WithGroups(WithLifetime):
 
     def _write_groups(self, folder: str) -> None:
         """Writes the settings of the groups into a checkpoint's folder."""
-        text = to_text({"groups": [_settings(group) for group in self.param_groups]})
+        text = _sealed({"groups": [_settings(group) for group in self.param_groups],
+                        "optimizer": type(self).__name__,
+                        "decoupled": [self._decouples(group) for group in self.param_groups]})
         (pathlib.Path(folder) / _FILE).write_text(text, encoding="utf-8")
 
     def _read_groups(self, folder: str) -> list[dict[str, Any]]:
@@ -100,16 +139,24 @@ class WithGroups(WithLifetime):
         if not os.path.exists(path):
             return [{} for _ in self.param_groups]
         try:
-            groups = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))["groups"]
-        except (KeyError, TypeError, ValueError) as error:
+            document = _opened(pathlib.Path(path).read_text(encoding="utf-8"))
+        except ValueError as error:
             raise CorruptDataError(f"{path} has no settings of groups ({error}): load another "
                                    "checkpoint, or remove the file and set them again") from None
+        groups = document["groups"]
         if len(groups) != len(self.param_groups):
             raise InvalidArgumentError(
                 f"{folder} has {len(groups)} group(s) of parameters, and this optimizer has "
                 f"{len(self.param_groups)}: make it with the groups of the one that saved")
         for group in groups:
             self._check_group(group)
+        merged = [{**mine, **saved} for mine, saved in zip(self.param_groups, groups, strict=True)]
+        now = [self._decouples(group) for group in merged]
+        if document.get("decoupled", now) != now:
+            raise InvalidArgumentError(
+                f"{folder} was saved by {document['optimizer']}, whose weight decay acts elsewhere "
+                f"(on parameters, or through gradients) than that of this {type(self).__name__}: "
+                f"load it with {document['optimizer']}")
         return groups
 
     def _take_groups(self, groups: list[dict[str, Any]]) -> None:

@@ -40,10 +40,6 @@ class Uses:
         gradients before: these must be clipped then."""
         self._clip = clip
 
-    def has_clip(self) -> bool:
-        """Whether one is kept."""
-        return self._clip is not None
-
     def settle_clip(self) -> None:
         """Clips what is to be used, if a clip was asked for."""
         clip, self._clip = self._clip, None
@@ -54,10 +50,10 @@ class Uses:
         """Whether gradients of this step have a scale divided out."""
         return self._has_unscaled
 
-    def tell_finite(self, finite: bool) -> None:
-        """Tells GradScaler what it wanted to know."""
+    def tell_skipped(self) -> None:
+        """Tells GradScaler that gradients were not finite. What it has found itself stays."""
         for found_inf in self._found_inf:
-            found_inf.fill_(0.0 if finite else 1.0)
+            found_inf.fill_(1.0)
 
     def check(self) -> None:
         """Raises for a gradient of a loss that the engine has not seen."""

@@ -140,6 +140,7 @@ class Held(HeldMemory):
                 self.notice_drops()
             if gradient is left:
                 gradient = came
+        self.settle_clip()
         if gradient.layout != torch.strided:
             raise NotSupportedError(f"the gradient of {self.entries[index].name} is sparse; use "
                                     "sparse=False in the layer that has it")
@@ -205,10 +206,15 @@ class Held(HeldMemory):
                 self._scale(index, left.factor)
                 left.factor = 1.0
 
-    def has_drops(self) -> bool:
-        """Whether the program has dropped or replaced a gradient that was handed over."""
-        return any(left.dropped or not left.stands_in(self._parameters[index])
+    def keeps_any(self) -> bool:
+        """Whether a gradient was handed over that the program has not dropped or replaced."""
+        return any(not left.dropped and left.stands_in(self._parameters[index])
                    for index, left in self._left.items())
+
+    def settle_clip(self) -> None:
+        """Clips the gradients that a clip was asked for, before others join or replace them."""
+        if self._uses is not None:
+            self._uses.settle_clip()
 
     def multiply(self, factor: float) -> None:
         """Multiplies all gradients of the step, before the program's next use of them."""
@@ -247,6 +253,8 @@ class Held(HeldMemory):
         parameters = self._parameters
         dropped = [index for index, left in self._left.items() if left.dropped or (
             parameters[index].grad is not left and not left.stands_in(parameters[index]))]
+        if dropped:
+            self.settle_clip()
         zeros = {index: left for index, left in self._left.items()
                  if (left.dropped or left.is_zero) and self._parameters[index].grad is left}
         if dropped and all(index in dropped or index in zeros for index in self._left):

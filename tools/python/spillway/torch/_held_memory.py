@@ -71,6 +71,11 @@ class HeldMemory:
 
     def take_values(self, index: int) -> None:
         """Makes the master of a parameter what the parameter is."""
+        if self._any_received:  # before anything is noted
+            raise InvalidArgumentError(
+                f"values_changed of {self.entries[index].name} between a backward pass and its "
+                "step(): call it after step(), or call zero_grad() before it and run backward "
+                "again")
         self._check_written([index])
         self._take_back(index)
         self._note(index)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from spillway._arguments import checked_norm
+from spillway._arguments import checked_norm, checked_options
 from spillway._paths import Paths, existing_folders
 from spillway._state_folders import own_folders
 from spillway.errors import InvalidArgumentError, NotSupportedError
@@ -55,12 +55,13 @@ class OffloadedOptimizer(WithSteps):
 
     `process_group` is a group of torch.distributed whose ranks train copies of one model, each with
     batches of its own; gradients are averaged over them. Each rank keeps the state of an equal part
-    of the parameters, and with `stage` 2 gradients of that part alone (ZeRO). With `stage` 1 each
-    sums its gradients of a step, and ranks exchange them once a step. `p.grad` is the mean over
-    ranks. All ranks make the calls that exchange something: the optimizer, `backward`, `step`, what
-    measures, reads or changes `p.grad`, `clip_grad_norm_`, `zero_grad` after a backward pass,
-    `state_dict`, `load_state_dict`, `load`. With `deferred`, so do `synchronize`, `close`, `save`,
-    and the module, whose forward passes exchange new values when they wait for them.
+    of the parameters, and with `stage` 2, the default, gradients of that part alone (ZeRO). With
+    `stage` 1 each sums its gradients of a step, and ranks exchange them once a step. `p.grad` is
+    the mean over ranks. All ranks make the calls that exchange something: the optimizer,
+    `backward`, `step`, what measures, reads or changes `p.grad`, `clip_grad_norm_`, `zero_grad`
+    after a backward pass, `state_dict`, `load_state_dict`, `load`. With `deferred`, so do
+    `synchronize`, `close`, `save`, and the module, whose forward passes exchange new values when
+    they wait for them.
 
     A step with a gradient that is not finite changes nothing; `skipped_steps` counts them.
     `grad_norm` is the global norm of the last step, before clipping. Threads, tiers and formats on
@@ -81,7 +82,7 @@ class OffloadedOptimizer(WithSteps):
                  host_memory: str | int | None = None,
                  gradient_memory: str | int | None = None, threads: int = 0,
                  isa: str | None = None, seed: int = 1234,
-                 process_group: Any = _ALONE, stage: int = 2, foreach: bool | None = None,
+                 process_group: Any = _ALONE, stage: int | None = None, foreach: bool | None = None,
                  fused: bool | None = None, capturable: bool = False,
                  differentiable: bool = False, maximize: bool = False) -> None:
         refuse(capturable=capturable, differentiable=differentiable, maximize=maximize)
@@ -93,26 +94,27 @@ class OffloadedOptimizer(WithSteps):
         if missing == "skip" and process_group is not _ALONE:
             raise NotSupportedError('missing="skip" with a process_group is not supported: a '
                                     'parameter may have a gradient on one rank alone; use "zero"')
-        if accumulation_steps is not None and accumulation_steps < 1:
-            raise InvalidArgumentError(
-                f"accumulation_steps is {accumulation_steps}; it is at least 1, or None for any")
+        options = checked_options(
+            state_format=state_format, accumulation_steps=accumulation_steps, threads=threads,
+            host_memory=host_memory, gradient_memory=gradient_memory, isa=isa, seed=seed)
+        self._check_group(defaults, type(self).__name__)
         self._ranks = None
         if process_group is _ALONE:
+            if stage is not None:
+                raise InvalidArgumentError(
+                    f"stage is {stage}, and there is no process_group whose ranks it is for: leave "
+                    "it out, or give process_group=torch.distributed.group.WORLD")
             check_optimizer_alone()
         else:
-            self._ranks = Ranks(process_group, stage)
+            self._ranks = Ranks(process_group, 2 if stage is None else stage)
             self._rounds = Rounds(self._ranks)
         if deferred is not None:
             check_unwrapped(deferred, "deferred")
         self.max_norm = checked_norm(max_norm)
         self.grad_norm = 0.0
         self.skipped_steps = 0
-        self._options = {
-            "nvme": existing_folders(nvme, "nvme"), "state_format": state_format,
-            "gradients_per_step": accumulation_steps or 0, "defers_updates": deferred is not None,
-            "missing": missing, "threads": threads, "seed": seed,
-            "host_memory": None if host_memory is None else str(host_memory), "isa": isa,
-            "gradient_memory": None if gradient_memory is None else str(gradient_memory)}
+        self._options = {**options, "nvme": existing_folders(nvme, "nvme"), "missing": missing,
+                         "defers_updates": deferred is not None}
         self._given = dict(self._options)
         self._lifetime = Lifetime(self)
         self._options["nvme"] = self._lifetime.folders = own_folders(self._options["nvme"])
@@ -204,4 +206,5 @@ class OffloadedOptimizer(WithSteps):
         `parameter.data` on a GPU and in an offloaded model. A step notices others."""
         self._end_passes()
         shard, index = self._places[parameter]
+        shard.notice_drops()
         shard.take_values(index)

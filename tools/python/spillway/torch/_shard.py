@@ -54,6 +54,7 @@ class Shard(Held):
             leaves = -(-entry.parameter.numel() // native.leaf_parameters)
             self._leaves.append(self._leaves[-1] + leaves)
         self._sums: list[float] | None = None  # of the leaves, once all gradients are complete
+        self._is_gathered = False  # a norm was computed since the last gradient
 
     def finish(self) -> None:
         """Waits for the update that is decided, if one is."""
@@ -95,30 +96,34 @@ class Shard(Held):
         self.trainer.leave(unit, self._device.stream())
 
     def _hand_over(self, index: int, gradient: torch.Tensor) -> bool:
-        self._reopen()
+        self.reopen()
         self._device.add_gradient(self.trainer, index, flattened(gradient, self._orders[index]))
         self.deciding.discard(index)  # the gradient's memory was read by then
         return True
 
     # Gradients that are here, and are tensors of the program's too.
 
-    def _reopen(self) -> None:
-        """Takes more gradients after norms were computed."""
-        if self._sums is not None:
-            self._sums = None
+    def reopen(self) -> None:
+        """Takes more gradients and passes after norms were computed."""
+        if self._is_gathered:
             self.trainer.reopen_gradients()
+            self._note_open()
+
+    def _note_open(self) -> None:
+        """Notes that the trainer takes more gradients, and that norms are to be computed again."""
+        self._sums, self._is_gathered = None, False
 
     def gradient(self, index: int) -> torch.Tensor:
         """Returns a copy of the sum of a parameter's gradients, in fp32 and in its shape."""
         parameter = self._parameters[index]
         values = in_memory(parameter.numel())
-        self._sums = None
+        self._note_open()
         self.trainer.read_gradient(index, values)
         return shaped(values, parameter, self._orders[index])
 
     def _replace(self, index: int, gradient: torch.Tensor) -> None:
         """Makes a tensor of the parameter's shape the sum of its gradients."""
-        self._sums = None
+        self._note_open()
         self.trainer.write_gradient(index, flattened(
             gradient.detach().to("cpu", torch.float32), self._orders[index]))
 
@@ -131,6 +136,7 @@ class Shard(Held):
     def leaf_sums(self) -> list[float]:
         """Returns the sums of squares of which norms are made, one for each leaf."""
         if self._sums is None:
+            self._is_gathered = True
             self._sums = self.trainer.leaf_sums()
         return self._sums
 
@@ -157,6 +163,7 @@ class Shard(Held):
 
     def norm(self, divisor: float) -> float:
         """Returns the norm of the gradients of the step, which are complete."""
+        self._is_gathered = True
         return self.trainer.grad_norm(divisor)
 
     def step(self, divisor: float, max_norm: float, norm: float | None) -> tuple[float, bool]:
@@ -180,7 +187,7 @@ class Shard(Held):
         self._forget()
 
     def _forget(self) -> None:
-        self._sums = None
+        self._note_open()
         self._device.release(self.trainer)
         super()._forget()
 

@@ -58,10 +58,13 @@ class WithSteps(WithRegistration):
             check_optimizer_alone()
         scale = getattr(self, "grad_scale", None)
         divisor *= 1.0 if scale is None else float(scale)
-        max_norm = self.max_norm if self._clip_next is None else self._clip_next
         self._uses.check()
         self._check_whole()
         self._take_what_came()
+        if float(getattr(self, "found_inf", None) or 0) > 0:
+            self._skip()
+            return
+        max_norm = self.max_norm if self._clip_next is None else self._clip_next
         divisor /= self._take_factors()
         if self._ranks is not None:
             self._check_settings(divisor, max_norm)
@@ -69,9 +72,17 @@ class WithSteps(WithRegistration):
         with uncut(repeats=self._ranks is not None):
             self.grad_norm, skipped = self._step_shards(divisor, max_norm)
             self._clip_next = None
-            self._uses.tell_finite(not skipped)
+            if skipped:
+                self._uses.tell_skipped()
             self._uses.forget()
             self.skipped_steps += skipped
+
+    def _skip(self) -> None:
+        """Ends a step of which torch.amp.GradScaler has found that gradients were not finite."""
+        with uncut():
+            self._forget_gradients()
+            self.grad_norm = math.inf
+            self.skipped_steps += 1
 
     def _check_settings(self, divisor: float, max_norm: float) -> None:
         """Raises unless all ranks make the same step."""
@@ -87,8 +98,6 @@ class WithSteps(WithRegistration):
         self._end_passes()
         self._check_registered()
         self._register()
-        if self._uses.has_clip() and any(shard.has_drops() for shard in self._shards):
-            self._uses.settle_clip()
         for shard in self._shards:
             shard.take_home()
             shard.notice_drops()
@@ -143,24 +152,27 @@ class WithSteps(WithRegistration):
         """
         max_norm = checked_norm(max_norm)
         self._take_what_came()
+        self._uses.settle_clip()
         scale = self._divisor() if grad_scaler is None else grad_scaler.get_scale()
         if grad_scaler is not None and self._uses.has_unscaled():
             scale = 1.0
         norm = self._global_norm(scale / self._take_factors(), self._with_gradients())
         self._clip_next = max_norm
-        if 0 < max_norm < norm:
-            self._keep_clip(max_norm / (norm + 1e-6))
+        is_within = max_norm == 0 or norm <= max_norm
+        self._keep_clip(1.0 if is_within else max_norm / (norm + 1e-6))
         return torch.tensor(norm)
 
     def _keep_clip(self, factor: float) -> None:
-        """Leaves a clip to the next step, unless the program uses gradients before it."""
+        """Leaves a clip to the next step, unless the program uses gradients before it, or others
+        come, which the clip is not for. It goes with its gradients where all are dropped."""
         optimizer = weakref.ref(self)
 
         def clip() -> None:
             if (alive := optimizer()) is not None:
-                for shard in alive._shards:
+                shards = alive._shards
+                for shard in shards:
                     shard.multiply(factor)
-                alive._clip_next = 0.0
+                alive._clip_next = 0.0 if any(shard.keeps_any() for shard in shards) else None
 
         self._uses.keep_clip(clip)
 
@@ -184,8 +196,11 @@ class WithSteps(WithRegistration):
                 "zero_grad(set_to_none=False) leaves zeros, with which torch updates parameters "
                 'that get no gradient: call zero_grad(), or make the optimizer with missing="zero"')
         self._end_passes()
+        self._forget_gradients()
+        super().zero_grad(set_to_none=True)
+
+    def _forget_gradients(self) -> None:
         for shard in self._shards:
             shard.discard_gradients()
         self._clip_next = None
         self._uses.forget()
-        super().zero_grad(set_to_none=True)

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from spillway.errors import InvalidArgumentError, NotSupportedError
+from spillway.errors import NotSupportedError
 from spillway.torch._offloaded import OffloadedOptimizer, refuse
 
 __all__ = ["OffloadedAdagrad", "OffloadedAdam", "OffloadedAdamW", "OffloadedLion",
@@ -88,16 +88,15 @@ class OffloadedAdagrad(OffloadedOptimizer):
     def _learning_rate(self, group: dict[str, Any], updates: int) -> float:
         return float(group["lr"]) / (1 + updates * group["lr_decay"])
 
-    def _take_what_came(self) -> None:
-        super()._take_what_came()
-        if self._options["missing"] != "skip" or not any(
-                group["lr_decay"] for group in self.param_groups):
-            return
-        for shard in self._with_gradients():
+    def _step_shards(self, divisor: float, max_norm: float) -> tuple[float, bool]:
+        decays = any(group["lr_decay"] for group in self.param_groups)
+        skips = self._options["missing"] == "skip"
+        for shard in self._with_gradients() if decays and skips else ():
             if (name := shard.first_without_gradient()) is not None:
                 raise NotSupportedError(
                     f"{name} has no gradient, and with lr_decay its rate would be one of its own: "
                     'freeze it, leave lr_decay out, or make the optimizer with missing="zero"')
+        return super()._step_shards(divisor, max_norm)
 
     def _first_state(self, group: dict[str, Any], shape: torch.Size) -> torch.Tensor | None:
         value = group["initial_accumulator_value"]
@@ -131,8 +130,6 @@ class OffloadedSGD(OffloadedOptimizer):
                  dampening: float = 0.0, weight_decay: float = 0.0, nesterov: bool = False,
                  **options: Any) -> None:
         refuse(dampening=dampening, nesterov=nesterov)
-        if not 0 <= momentum < 1:
-            raise InvalidArgumentError(f"momentum is {momentum}; it is from 0 to below 1")
         self._without_momentum: set[int] = set()
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay,
                                   "dampening": 0, "nesterov": False}, **options)

@@ -246,7 +246,10 @@ class Streaming:
             Variable._execution_engine.queue_callback(self.leave)
             self._backward = number
         self._shard.notice_drops()
+        if backward:
+            self._shard.settle_clip()
         self._shard.apply_factors()  # no gradient can be read while a unit is entered
+        self._shard.reopen()
         # Masters follow before gradients come, and no sooner: an evaluation takes nothing.
         if self._shard.take_writes() if backward else self._shard.notice_writes():
             self._shard.trainer.forget_uploads()

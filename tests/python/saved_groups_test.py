@@ -1,0 +1,109 @@
+"""Settings of groups in a folder that `save` wrote: whose they are, and that they are whole."""
+import json
+import pathlib
+
+import pytest
+import torch
+
+import spillway
+from spillway.torch import OffloadedAdagrad, OffloadedAdam, OffloadedAdamW, OffloadedLion
+
+
+def weight():
+    torch.manual_seed(0)
+    return torch.nn.Parameter(torch.randn(8))
+
+
+def trained(kind, steps=3, **arguments):
+    mine = weight()
+    optimizer = kind([mine], lr=0.01, weight_decay=0.3, **arguments)
+    train(mine, optimizer, steps)
+    return mine, optimizer
+
+
+def train(mine, optimizer, steps):
+    for _ in range(steps):
+        optimizer.zero_grad()
+        (mine - 1).square().sum().backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("saver, loader, arguments", [
+    (OffloadedAdamW, OffloadedAdam, {}), (OffloadedAdam, OffloadedAdamW, {}),
+    (OffloadedAdam, OffloadedAdam, {"decoupled_weight_decay": True})])
+def test_a_folder_of_another_weight_decay_is_refused(tmp_path, saver, loader, arguments):
+    _, optimizer = trained(saver)
+    optimizer.save(tmp_path / "saved")
+    again, other = trained(loader, 1, **arguments)
+    before, settings = again.detach().clone(), dict(other.param_groups[0])
+    with pytest.raises(spillway.InvalidArgumentError,
+                       match=f"saved by {saver.__name__}.*weight decay.*{loader.__name__}"):
+        other.load(tmp_path / "saved")
+    assert torch.equal(again, before) and other.param_groups[0] == settings
+    train(again, other, 1)
+
+
+@pytest.mark.parametrize("kind, arguments, loader", [
+    (OffloadedAdamW, {}, OffloadedAdamW), (OffloadedAdam, {}, OffloadedAdam),
+    (OffloadedAdam, {"decoupled_weight_decay": True}, OffloadedAdam),
+    (OffloadedAdam, {"decoupled_weight_decay": True}, OffloadedAdamW),
+    (OffloadedLion, {}, OffloadedLion), (OffloadedAdagrad, {}, OffloadedAdagrad)])
+def test_a_folder_of_the_same_weight_decay_goes_on(tmp_path, kind, arguments, loader):
+    mine, optimizer = trained(kind, **arguments)
+    optimizer.save(tmp_path / "saved")
+    train(mine, optimizer, 3)
+    again = weight()
+    resumed = loader([again])
+    resumed.load(tmp_path / "saved")
+    train(again, resumed, 3)
+    assert torch.equal(again, mine)
+
+
+@pytest.fixture
+def file(tmp_path):
+    _, optimizer = trained(OffloadedAdamW)
+    optimizer.save(tmp_path / "saved")
+    return tmp_path / "saved" / "groups.json"
+
+
+def test_no_flipped_bit_of_the_settings_is_taken(file):
+    whole = file.read_bytes()
+    again = weight()
+    resumed = OffloadedAdamW([again], lr=0.5)
+    before = again.detach().clone()
+    for place in range(len(whole)):
+        for bit in range(8):
+            flipped = bytearray(whole)
+            flipped[place] ^= 1 << bit
+            file.write_bytes(flipped)
+            with pytest.raises(spillway.CorruptDataError, match=r"groups\.json"):
+                resumed.load(file.parent)
+    assert torch.equal(again, before) and resumed.param_groups[0]["lr"] == 0.5
+    for end in range(len(whole)):
+        file.write_bytes(whole[:end])
+        with pytest.raises(spillway.CorruptDataError, match=r"groups\.json"):
+            resumed.load(file.parent)
+    file.write_bytes(whole)
+    resumed.load(file.parent)
+    assert resumed.param_groups[0]["lr"] == 0.01
+
+
+def test_settings_of_an_older_version_have_no_checksum(file):
+    groups = json.loads(file.read_text())["groups"]
+    groups[0]["lr"] = 0.25
+    file.write_text(json.dumps({"groups": groups}))
+    for kind in (OffloadedAdamW, OffloadedAdam):  # nobody knows whose they are
+        resumed = kind([weight()])
+        resumed.load(file.parent)
+        assert resumed.param_groups[0]["lr"] == 0.25
+    pathlib.Path(file).unlink()
+    OffloadedAdamW([weight()]).load(file.parent)
+
+
+@pytest.mark.parametrize("text", [
+    "[]", "{}", '{"groups": 1}', '{"groups": [1]}', '"groups"', "\xff",
+    '{"groups": [{"lr": 0.1}], "more": 1}'])
+def test_what_is_no_settings_of_groups_is_refused(file, text):
+    file.write_bytes(text.encode("latin-1"))
+    with pytest.raises(spillway.CorruptDataError, match=r"groups\.json"):
+        OffloadedAdamW([weight()]).load(file.parent)
