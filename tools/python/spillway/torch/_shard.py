@@ -13,6 +13,7 @@ from spillway.torch._gradient_handle import GradientHandle
 from spillway.torch._handed_over import Uses
 from spillway.torch._held import Held
 from spillway.torch._layout import flattened, name_with, order_of, shaped
+from spillway.torch._pending import make_pending, make_settled, register
 from spillway.torch._registered import DTYPES, Registered, freed_values
 
 
@@ -52,6 +53,8 @@ class Shard(Held):
                  entry.unit)
                 for entry, order in zip(frozen, self._orders[len(parameters):], strict=True)])
         self._hold([self._map(index) for index in range(len(self.entries))])
+        if self._defers:
+            register(self._parameters[:self._trained], self)
         self._leaves = [0]  # of the norm: where those of a parameter begin
         for entry in parameters:
             leaves = -(-entry.parameter.numel() // native.leaf_parameters)
@@ -66,6 +69,7 @@ class Shard(Held):
     def release(self) -> None:
         """Applies an update that is decided, and ends the trainer."""
         del self.trainer
+        self.note_applied(list(self.deciding))
         super().release()
 
     def updates(self, index: int) -> int:
@@ -100,7 +104,7 @@ class Shard(Held):
     def _hand_over(self, index: int, gradient: torch.Tensor) -> bool:
         self._reopen()
         self._device.add_gradient(self.trainer, index, flattened(gradient, self._orders[index]))
-        self.deciding.discard(index)  # the gradient's memory was read by then
+        self.note_applied([index])  # the gradient's memory was read by then
         return True
 
     # Gradients that are here, and are tensors of the program's too.
@@ -185,6 +189,7 @@ class Shard(Held):
         self._forget()
         if self._defers and not skipped:
             self.deciding = set(range(self._trained))
+            make_pending(self._parameters[:self._trained])
         return norm, skipped
 
     def _drop(self, index: int) -> None:
@@ -201,19 +206,34 @@ class Shard(Held):
         self._device.release(self.trainer)
         super()._forget()
 
+    def note_applied(self, indices: list[int]) -> None:
+        """Notes that the updates of parameters are over, if any were decided."""
+        if self.deciding:
+            self.deciding.difference_update(indices)
+            make_settled(self._parameters[index] for index in indices)
+
     def wait(self, index: int) -> None:
         """Waits for the update of a parameter that was decided."""
-        if index in self.deciding:
+        if index not in self.deciding:
+            return
+        try:
             self.trainer.wait(index)
-            self._settle([index])
+        except InvalidArgumentError as error:
+            if (entry := self.entries[index]).unit is None:
+                raise
+            raise InvalidArgumentError(
+                f"{entry.name} is of block {entry.unit}, and was used in another block while its "
+                "deferred update may have been under way: use it outside of blocks, or call "
+                f"optimizer.synchronize() before ({error})") from error
+        self._settle([index])
 
     def check_current(self, index: int) -> None:
         """Raises if a backward pass is that of values whose update nobody waited for."""
         if index in self.deciding and self.entries[index].unit is None:
             raise InvalidArgumentError(
-                f"{self.entries[index].name} was used while its deferred update may have been under"
-                " way: use it in forward passes of the module deferred= alone, whose hooks wait for"
-                " it, or call optimizer.synchronize() before; zero_grad() forgets this step")
+                f"{self.entries[index].name} was used, by something that torch does not ask to wait,"
+                " while its deferred update may have been under way: call optimizer.synchronize() "
+                "before; zero_grad() forgets this step")
 
     def wait_all(self) -> None:
         """Does that for all of them."""
@@ -222,7 +242,7 @@ class Shard(Held):
 
     def _settle(self, indices: list[int]) -> None:
         """Notes that updates are over. Raises if one has overwritten what the program wrote."""
-        self.deciding.difference_update(indices)
+        self.note_applied(indices)
         for index in indices:
             parameter, memory = self._parameters[index], self._memory[index]
             if self.is_written(index) and parameter.data_ptr() == memory.data_ptr():

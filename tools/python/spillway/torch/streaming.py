@@ -245,7 +245,7 @@ class Streaming:
         with uncut():
             self._shard.trainer.enter(unit, backward)
             if not backward:
-                self._shard.deciding.difference_update(self._indices[unit])
+                self._shard.note_applied(self._indices[unit])
             self._inside = unit
             for index in self._indices[unit]:
                 self._kept.append(self._shard.swap(index, self._shard.device_view(index)))
