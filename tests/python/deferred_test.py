@@ -200,8 +200,8 @@ def test_every_way_to_read_a_parameter_waits_for_its_update(way):
                                    threads=1, isa="scalar")
         step_of(model, optimizer, 0)
         value = READS[way](model)
-        found.append(value.detach().clone())
         assert type(value) in (torch.Tensor, torch.nn.Parameter)
+        found.append(value.detach().clone())
         optimizer.synchronize()
         assert {type(parameter) for parameter in model.parameters()} == {torch.nn.Parameter}
     assert torch.equal(*found)

@@ -208,9 +208,10 @@ class Shard(Held):
 
     def note_applied(self, indices: list[int]) -> None:
         """Notes that the updates of parameters are over, if any were decided."""
-        if self.deciding:
-            self.deciding.difference_update(indices)
-            make_settled(self._parameters[index] for index in indices)
+        if not self.deciding:
+            return
+        self.deciding.difference_update(indices)
+        make_settled(self._parameters[index] for index in indices)
 
     def wait(self, index: int) -> None:
         """Waits for the update of a parameter that was decided."""
@@ -231,9 +232,9 @@ class Shard(Held):
         """Raises if a backward pass is that of values whose update nobody waited for."""
         if index in self.deciding and self.entries[index].unit is None:
             raise InvalidArgumentError(
-                f"{self.entries[index].name} was used, by something that torch does not ask to wait,"
-                " while its deferred update may have been under way: call optimizer.synchronize() "
-                "before; zero_grad() forgets this step")
+                f"{self.entries[index].name} was used, by what torch does not make wait, while its "
+                "deferred update may have been under way: call optimizer.synchronize() before; "
+                "zero_grad() forgets this step")
 
     def wait_all(self) -> None:
         """Does that for all of them."""
