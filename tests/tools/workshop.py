@@ -38,7 +38,8 @@ SCRIPTS = {**{f"mpi.{name}": ["spillway", "spillway_mpi"]
                "engine", "forecast", "forked", "handed_back", "handed_over", "handles",
                "huggingface", "interrupted", "jax", "layout", "lifetime", "missing", "native_run",
                "optimizers", "optimizers_state", "paths", "raised", "ranks", "ranks_writes",
-               "saved_state", "streaming", "torch_calls", "trainer_optimizers", "writes")},
+               "saved_state", "streamed_views", "streaming", "torch_calls", "trainer_optimizers",
+               "writes")},
            **{f"python.{name}": ["spillway", "spillway_python", "spillway_failing_calls"]
               for name in ("failing_calls", "failing_runs")},
            "python.emulated": ["spillway", "spillway_python_emulated"],
