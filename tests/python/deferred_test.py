@@ -182,7 +182,8 @@ READS = {
     "a_copy_of_its_layer": lambda model: copy.deepcopy(model.layers[-1]).weight,
     "a_copy": lambda model: copy.deepcopy(model.layers[-1].weight),
     "pickle": lambda model: pickle.loads(pickle.dumps(model.layers[-1].weight)),
-    "a_state_with_variables": lambda model: model.state_dict(keep_vars=True)["layers.2.weight"],
+    "a_state_with_variables": lambda model: model.state_dict(
+        keep_vars=True)["layers.2.weight"].clone(),
     "another_of_its_type": lambda model: type(model.layers[-1].weight)(torch.zeros(2)),
     "an_operator": lambda model: torch.ops.aten.clone(model.layers[-1].weight),
     "a_functional_call": lambda model: torch.func.functional_call(
