@@ -130,12 +130,16 @@ def test_attention_of_torch_uses_the_weights_of_a_submodule():
         torch.manual_seed(0)
         model = torch.nn.TransformerEncoderLayer(256, 4, 1024, dropout=0.0, batch_first=True)
         optimizer = OffloadedAdamW(model.parameters(), deferred=model if deferred else None)
+        outputs = []
         for step in range(5):
             model(batch(step).view(2, 8, 256)).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
+            with torch.no_grad():  # in one operation, where nothing asks about a weight
+                outputs.append(model.eval()(batch(step).view(2, 8, 256)))
+            model.train()
         optimizer.synchronize()
-        runs.append([parameter.detach().clone() for parameter in model.parameters()])
+        runs.append([parameter.detach().clone() for parameter in model.parameters()] + outputs)
     assert same(*runs)
 
 

@@ -141,7 +141,8 @@ class OffloadedOptimizer(WithSteps):
 
     def _wait_before_forward(self, module: torch.nn.Module) -> None:
         """Makes forward passes wait: a submodule for its own parameters, and `module` for those of
-        submodules that were not called in the pass before, whose parameters others may use."""
+        submodules that were not called in the pass before. Others may use these where nothing asks
+        (see _pending.py), such as torch's fast paths of attention and compiled code."""
         optimizer = weakref.ref(self)  # a model may outlive its optimizer
         parts = [[parameter for parameter in part.parameters(recurse=False)
                   if unit_of(parameter) is None]  # a streamed one comes with its update
