@@ -274,13 +274,15 @@ class Streaming:
                 self._kept.pop()
             self._inside = None
             self._shard.leave(unit)
-        if is_whole and self._left_behind(memory) and gc.collect() >= 0:
-            for place in self._left_behind(memory):
-                raise NotSupportedError(
-                    f"block {unit} has returned or kept a tensor in the memory that "
-                    f"{self._names[self._parameters[unit][place]]} has on the device (a view, "
-                    "p.detach() or p.data), where another block's parameters come next: return or "
-                    "keep a copy of it (.clone())")
+        if not is_whole or not self._left_behind(memory):
+            return
+        gc.collect()  # a cycle of references may have what nobody can use
+        if left := self._left_behind(memory):
+            raise NotSupportedError(
+                f"block {unit} has returned or kept a tensor in the memory that "
+                f"{self._names[self._parameters[unit][left[0]]]} has on the device (a view, "
+                "p.detach() or p.data), where another block's parameters come next: return or keep "
+                "a copy of it (.clone())")
 
     def _left_behind(self, memory: list[torch.Tensor]) -> list[int]:
         """Returns the places of parameters whose memory on the device somebody else uses too."""
