@@ -163,6 +163,12 @@ struct EmbeddedUse {
 
 enum class EmbeddedPass : std::uint8_t { forward, backward };
 
+/// Memory of a trainer that has ended. Each lives as long as its object.
+struct EndedMemory {
+  std::shared_ptr<void> values;  ///< that of `values` and `frozen_values`
+  std::shared_ptr<void> units;   ///< that of `device_values` and `device_frozen`, whatever is there
+};
+
 class EmbeddedTrainer {
  public:
   /// Throws `Error{does_not_fit}` where the budgets are too small, `Error{busy}` where another
@@ -277,9 +283,9 @@ class EmbeddedTrainer {
   /// read once before anything is taken.
   void load(const std::filesystem::path& directory);
 
-  /// Ends the trainer, after an update that is decided. The memory of `values` and `frozen_values`
-  /// lives as long as the object that this returns. Nothing else may be called then.
-  [[nodiscard]] std::shared_ptr<void> end() noexcept;
+  /// Ends the trainer, after an update that is decided, and returns the memory that it has handed
+  /// out. Nothing else may be called then.
+  [[nodiscard]] EndedMemory end() noexcept;
 
   /// Returns every byte that this object holds, by tier and purpose.
   [[nodiscard]] std::vector<plan::MemoryItem> memory() const;

@@ -7,6 +7,7 @@ import textwrap
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+import spillway
 from spillway.torch import OffloadedAdamW
 
 WIDTH = 1024
@@ -42,6 +43,23 @@ def outcome_in_child(call):
         finally:
             os._exit(99)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def test_a_child_has_no_parameter_whose_update_may_run():
+    layer = torch.nn.Linear(WIDTH, WIDTH)
+    optimizer = OffloadedAdamW(layer.parameters(), deferred=layer)
+    step(layer, optimizer)
+
+    def is_refused():
+        try:
+            layer.weight.data_ptr()
+        except spillway.NotSupportedError:
+            return 1
+        return 0
+
+    assert outcome_in_child(is_refused) == 1
+    optimizer.synchronize()
+    assert outcome_in_child(is_refused) == 0
 
 
 def test_a_child_has_the_parameters_and_no_state():

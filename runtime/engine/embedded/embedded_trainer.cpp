@@ -36,12 +36,12 @@ EmbeddedTrainer::~EmbeddedTrainer() {
     static_cast<void>(implementation_.release());
 }
 
-std::shared_ptr<void> EmbeddedTrainer::end() noexcept {
+EndedMemory EmbeddedTrainer::end() noexcept {
   if (implementation_->is_in_child()) {
     static_cast<void>(implementation_.release());
-    return nullptr;
+    return {};
   }
-  std::shared_ptr<void> memory = implementation_->take_memory();
+  EndedMemory memory = implementation_->take_memory();
   implementation_.reset();
   return memory;
 }

@@ -334,7 +334,7 @@ void EmbeddedTrainer::Implementation::set_updates(std::uint32_t parameter, std::
   cycle_.set_updates(parameter, updates);
 }
 
-std::shared_ptr<ParameterMemory> EmbeddedTrainer::Implementation::take_memory() noexcept {
+EndedMemory EmbeddedTrainer::Implementation::take_memory() noexcept {
   come_to_rest();
   return values_.take_memory();
 }

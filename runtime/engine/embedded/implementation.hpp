@@ -50,7 +50,7 @@ class EmbeddedTrainer::Implementation {
   void write_state(std::uint32_t parameter, const cpu_adam::ConstWideState& wide);
   void set_updates(std::uint64_t updates);
   void set_updates(std::uint32_t parameter, std::uint64_t updates);
-  [[nodiscard]] std::shared_ptr<ParameterMemory> take_memory() noexcept;
+  [[nodiscard]] EndedMemory take_memory() noexcept;
   void save(const std::filesystem::path& directory);
   void load(const std::filesystem::path& directory);
 

@@ -101,14 +101,17 @@ void EmbeddedValues::order(offload::Stream& stream, const offload::ForeignWork& 
   stream.wait(*foreign_);
 }
 
-std::shared_ptr<ParameterMemory> EmbeddedValues::take_memory() noexcept {
+EndedMemory EmbeddedValues::take_memory() noexcept {
   Memory& memory = engine_.memory();
   taken_->device = {memory.take_device(plan::PoolKind::resident_parameters),
                     memory.take_device(plan::PoolKind::resident_frozen)};
   taken_->host = {memory.take_host(plan::PoolKind::host_parameters),
                   memory.take_host(plan::PoolKind::host_frozen)};
   taken_->backend = engine_.take_backend();
-  return std::move(taken_);
+  taken_units_->slots = {memory.take_device(plan::PoolKind::parameter_slots),
+                         memory.take_device(plan::PoolKind::frozen_slots)};
+  taken_units_->values = taken_;
+  return {.values = std::move(taken_), .units = std::move(taken_units_)};
 }
 
 }  // namespace spillway::engine

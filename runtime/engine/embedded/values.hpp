@@ -8,15 +8,22 @@
 #include <span>
 
 #include "runtime/engine/embedded/layout.hpp"
+#include "runtime/engine/embedded_trainer.hpp"
 #include "runtime/engine/step/step_engine.hpp"
 
 namespace spillway::engine {
 
-/// The memory of parameters whose trainer has ended.
+/// The memory of parameters whose trainer has ended, where they are kept.
 struct ParameterMemory {
   std::unique_ptr<offload::DeviceBackend> backend;  // it outlives what it has allocated
   std::array<offload::DeviceMemory, 2> device;      ///< of parameters and of frozen tensors
   std::array<offload::PinnedMemory, 2> host;        ///< likewise
+};
+
+/// The memory through which units passed on the device.
+struct UnitMemory {
+  std::shared_ptr<ParameterMemory> values;     // whose backend outlives the slots
+  std::array<offload::DeviceMemory, 2> slots;  ///< of parameters and of frozen tensors
 };
 
 class EmbeddedValues {
@@ -51,7 +58,7 @@ class EmbeddedValues {
   /// Returns what the framework and the engine share of a GPU; null on the host. Any thread.
   [[nodiscard]] offload::SharedDevice* shared() const { return shared_; }
   /// Gives away the memory of all values. Nothing runs any more; only destructors may follow.
-  [[nodiscard]] std::shared_ptr<ParameterMemory> take_memory() noexcept;
+  [[nodiscard]] EndedMemory take_memory() noexcept;
 
  private:
   void order(offload::Stream& stream, const offload::ForeignWork& work);
@@ -59,8 +66,9 @@ class EmbeddedValues {
   StepEngine& engine_;
   offload::SharedDevice* const shared_;
   std::unique_ptr<offload::Event> foreign_;  ///< behind the framework's work
-  /// Empty until the end, which could not make it: memory may be lacking then.
+  // Empty until the end, which could not make them: memory may be lacking then.
   std::shared_ptr<ParameterMemory> taken_ = std::make_shared<ParameterMemory>();
+  std::shared_ptr<UnitMemory> taken_units_ = std::make_shared<UnitMemory>();
 };
 
 }  // namespace spillway::engine

@@ -10,7 +10,8 @@
 
 namespace spillway::python {
 
-/// A trainer, and after its end the memory of its parameters alone.
+/// A trainer, and after its end memory of its parameters alone. What keeps the memory of units has
+/// no trainer, and nothing until that end.
 struct Held {
   std::unique_ptr<engine::EmbeddedTrainer> trainer;
   std::shared_ptr<void> memory;

@@ -47,6 +47,8 @@ class Trainer {
   [[nodiscard]] EmbeddedTrainer& native() const { return *held_->trainer; }
   /// Returns an object of Python that keeps the memory of parameters.
   [[nodiscard]] nb::object keeper() const { return keeper_of(held_); }
+  /// Returns one that keeps the memory of units on the device, and not the trainer.
+  [[nodiscard]] nb::object unit_keeper() const { return keeper_of(units_); }
   [[nodiscard]] bool stays_on_device(std::uint32_t frozen) const { return frozen_stays_[frozen]; }
   void add_gradient(std::uint32_t parameter, const Array& gradient) const;
   void read_gradient(std::uint32_t parameter, const Wide& sum) const;
@@ -64,6 +66,7 @@ class Trainer {
   std::vector<std::uint64_t> elements_;
   std::vector<bool> frozen_stays_;  ///< on the device
   std::shared_ptr<Held> held_ = std::make_shared<Held>();
+  std::shared_ptr<Held> units_ = std::make_shared<Held>();
 };
 
 Trainer::Trainer(const EmbeddedOptions& options, const std::vector<Parameter>& parameters,
@@ -93,9 +96,12 @@ Trainer::Trainer(const EmbeddedOptions& options, const std::vector<Parameter>& p
 }
 
 Trainer::~Trainer() {
-  if (held_->trainer == nullptr || held_.use_count() == 1) return;
+  const bool units_are_used = units_.use_count() > 1;
+  if (held_->trainer == nullptr || (held_.use_count() == 1 && !units_are_used)) return;
   const nb::gil_scoped_release unlocked;
-  held_->memory = held_->trainer->end();
+  engine::EndedMemory memory = held_->trainer->end();
+  held_->memory = std::move(memory.values);
+  if (units_are_used) units_->memory = std::move(memory.units);
   held_->trainer.reset();
 }
 
@@ -178,7 +184,8 @@ nb::object values(const nb::handle_t<Trainer>& self, std::uint32_t parameter) {
 /// Returns those of an entered unit, on the device.
 nb::object device_values(const nb::handle_t<Trainer>& self, std::uint32_t parameter) {
   EmbeddedTrainer& native = nb::cast<Trainer&>(self).native();
-  return array_of(self, native.device_values(parameter), is_on_gpu(native), self);
+  return array_of(self, native.device_values(parameter), is_on_gpu(native),
+                  nb::cast<Trainer&>(self).unit_keeper());
 }
 
 /// Returns a frozen tensor where it is kept: of no unit, on the device.
@@ -192,7 +199,8 @@ nb::object frozen_values(const nb::handle_t<Trainer>& self, std::uint32_t frozen
 /// Returns one of an entered unit, or of no unit, on the device.
 nb::object device_frozen(const nb::handle_t<Trainer>& self, std::uint32_t frozen) {
   EmbeddedTrainer& native = nb::cast<Trainer&>(self).native();
-  return array_of(self, native.device_frozen(frozen), is_on_gpu(native), self);
+  return array_of(self, native.device_frozen(frozen), is_on_gpu(native),
+                  nb::cast<Trainer&>(self).unit_keeper());
 }
 
 /// Calls `EmbeddedTrainer`'s function without the interpreter's lock.

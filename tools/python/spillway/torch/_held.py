@@ -106,9 +106,9 @@ class Held(HeldMemory):
         """Raises if a backward pass is that of values whose update nobody waited for."""
         if self.is_deciding(index) and self.entries[index].unit is None:
             raise InvalidArgumentError(
-                f"{self.entries[index].name} was used while its deferred update may have been under"
-                " way: use it in forward passes of the module deferred= alone, whose hooks wait for"
-                " it, or call optimizer.synchronize() before; zero_grad() forgets this step")
+                f"{self.entries[index].name} was used, by what torch does not make wait, while its "
+                "deferred update may have been under way: call optimizer.synchronize() before; "
+                "zero_grad() forgets this step")
 
     def _note_applied(self, indices: Iterable[int]) -> None:
         """Notes that deferred updates are over. Raises if one has overwritten what the program

@@ -115,9 +115,12 @@ class HeldMemory:
         """Notices what the program has written into parameters: load_state_dict, an operation in
         place, or another tensor as `data`. Their values are in our memory then, and masters follow
         with `take_writes`. Returns whether values were written since it returned that last."""
-        # Nothing is written in most steps, and these lists show that with few calls.
-        if (list(map(_version_of, self._parameters)) != self._versions
-                or list(map(torch.Tensor.data_ptr, self._parameters)) != self._addresses):
+        # Nothing is written in most steps, and these lists show that with few calls. They need no
+        # update that runs.
+        with torch._C.DisableTorchFunctionSubclass():
+            any_written = (list(map(_version_of, self._parameters)) != self._versions or list(
+                map(torch.Tensor.data_ptr, self._parameters)) != self._addresses)
+        if any_written:
             written = [index for index in range(len(self.entries)) if self.is_written(index)]
             self._check_written(written)
             for index in written:

@@ -44,7 +44,8 @@ class OffloadedOptimizer(WithSteps):
     them, and the norm is then computed in `step`. `max_norm` clips the
     global gradient norm as torch.nn.utils.clip_grad_norm_ does; 0 switches it off. `deferred` is
     the module that the parameters belong to: a step then only decides its update, which runs while
-    the program goes on, and each submodule waits for its own parameters before its forward pass.
+    the program goes on. Each submodule waits for its own parameters before its forward pass, and
+    whatever else torch does with a parameter waits for the update of that one.
     `missing` says what becomes of parameters without a gradient in a step: with "skip" they keep
     value, state and number of updates, as with torch's optimizers; with "zero" their gradient
     counts as zero, and with "refuse" `step` raises. It is "skip", and "refuse" with a
@@ -131,7 +132,6 @@ class OffloadedOptimizer(WithSteps):
         self._register()
         if deferred is not None:
             self._wait_before_forward(deferred)
-            self._wait_before_state_dict(deferred)
 
     def options(self) -> dict[str, Any]:
         """Returns what it was made with, for its trainers."""
@@ -150,7 +150,8 @@ class OffloadedOptimizer(WithSteps):
 
     def _wait_before_forward(self, module: torch.nn.Module) -> None:
         """Makes forward passes wait: a submodule for its own parameters, and `module` for those of
-        submodules that were not called in the pass before, whose parameters others may use."""
+        submodules that were not called in the pass before. Others may use these where nothing asks
+        (see _pending.py), such as torch's fast paths of attention and compiled code."""
         optimizer = weakref.ref(self)  # a model may outlive its optimizer
         parts = [[parameter for parameter in part.parameters(recurse=False)
                   if unit_of(parameter) is None]  # a streamed one comes with its update
@@ -177,17 +178,6 @@ class OffloadedOptimizer(WithSteps):
         torch._dynamo.config.skip_nnmodule_hook_guards = False
         torch._dynamo.reset()
 
-    def _wait_before_state_dict(self, module: torch.nn.Module) -> None:
-        """Makes `state_dict` of a module and of its submodules wait for all updates."""
-        optimizer = weakref.ref(self)
-
-        def wait(*_: Any) -> None:
-            if (alive := optimizer()) is not None:
-                alive.synchronize()
-
-        for part in module.modules():
-            self._lifetime.hooks.append(part.register_state_dict_pre_hook(wait))
-
     def _wait(self, parameters: list[torch.Tensor]) -> None:
         for parameter in parameters:
             if parameter in self._places:
@@ -196,7 +186,8 @@ class OffloadedOptimizer(WithSteps):
 
     def synchronize(self) -> None:
         """Waits until every update that was decided is applied. With `deferred`, call it before you
-        read parameters outside of forward passes and `state_dict` of their modules."""
+        use memory of parameters that torch does not see you use, such as that of an array of numpy
+        or of a view that you have kept."""
         self._end_passes()
         for shard in self._shards:
             shard.wait_all()

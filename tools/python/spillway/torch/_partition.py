@@ -9,6 +9,7 @@ import torch
 
 from spillway._load import native
 from spillway.errors import InvalidArgumentError
+from spillway.torch._pending import make_pending, make_settled, register
 from spillway.torch._ranks import COMPLETES, READS, WAITS
 from spillway.torch._registered import Registered
 from spillway.torch._rounds import Bucket, Rounds, make_buckets
@@ -57,6 +58,8 @@ class Partition(SharedGradients):
         self._begin_exchanges()
         self._hold([self._bucket_of[index].values(index).view(entry.parameter.shape)
                     for index, entry in enumerate(entries)])
+        if self._defers:
+            register(self._parameters, self)
 
     def _pieces_of(self, bucket: Bucket) -> list[Piece]:
         cuts = [Piece(index, *bucket.cut(index, self._ranks.rank)) for index in bucket.indices]
@@ -78,6 +81,7 @@ class Partition(SharedGradients):
             warnings.warn("an optimizer of ranks has gone with a deferred update: parameters keep "
                           "values of before; call synchronize() or close() on all ranks",
                           stacklevel=2)
+        make_settled(self._parameters)
         self._own.release()
         super().release()
 
@@ -125,11 +129,12 @@ class Partition(SharedGradients):
         norm, skipped = self._own.step(divisor * self._ranks.size, max_norm, norm)
         self._forget()
         if not skipped:
-            if self._defers:
-                self._pending = set(self._buckets)
-            else:
+            if not self._defers:
                 self.publish()
             self._note_update(all_of_them=True)
+            if self._defers:
+                self._pending = set(self._buckets)
+                make_pending(self._parameters)
         return norm, skipped
 
     def publish(self) -> None:
@@ -170,8 +175,9 @@ class Partition(SharedGradients):
                 continue
             self._ranks.announce(WAITS, self._buckets.index(bucket)).details()
             for piece in self._pieces[bucket]:
-                self._own.trainer.wait(self._number_of[piece.index])
+                self._own.wait(self._number_of[piece.index])
             self._pending.discard(bucket)
+            make_settled(self._parameters[index] for index in bucket.indices)
             self._share([bucket])
             self._note_applied(bucket.indices)
 

@@ -7,9 +7,11 @@ from typing import Any
 import torch
 
 from spillway._load import native
+from spillway.errors import InvalidArgumentError
 from spillway.torch._device import device_of
 from spillway.torch._held import Held
 from spillway.torch._layout import flattened, name_with, order_of, shaped
+from spillway.torch._pending import make_pending, make_settled, register
 from spillway.torch._registered import DTYPES, Registered, freed_values
 
 
@@ -49,6 +51,8 @@ class Shard(Held):
                  entry.unit)
                 for entry, order in zip(frozen, self._orders[len(parameters):], strict=True)])
         self._hold([self._map(index) for index in range(len(self.entries))])
+        if self._defers:
+            register(self._parameters[:self._trained], self)
         self._leaves = [0]  # of the norm: where those of a parameter begin
         for entry in parameters:
             leaves = -(-entry.parameter.numel() // native.leaf_parameters)
@@ -64,6 +68,7 @@ class Shard(Held):
     def release(self) -> None:
         """Applies an update that is decided, and ends the trainer."""
         del self.trainer
+        self.end_updates(list(self.deciding))
         super().release()
 
     def updates(self, index: int) -> int:
@@ -98,7 +103,7 @@ class Shard(Held):
     def _hand_over(self, index: int, gradient: torch.Tensor) -> bool:
         self.reopen()
         self._device.add_gradient(self.trainer, index, flattened(gradient, self._orders[index]))
-        self.deciding.discard(index)  # the gradient's memory was read by then
+        self.end_updates([index])  # the gradient's memory was read by then
         return True
 
     # Gradients that are here, and are tensors of the program's too.
@@ -175,6 +180,7 @@ class Shard(Held):
         self._forget()
         if self._defers and not skipped:
             self.deciding = set(range(self._trained))
+            make_pending(self._parameters[:self._trained])
         return norm, skipped
 
     def _drop(self, index: int) -> None:
@@ -191,11 +197,27 @@ class Shard(Held):
         self._device.release(self.trainer)
         super()._forget()
 
+    def end_updates(self, indices: list[int]) -> None:
+        """Notes that the updates of parameters are over, if any were decided."""
+        if not self.deciding:
+            return
+        self.deciding.difference_update(indices)
+        make_settled(self._parameters[index] for index in indices)
+
     def wait(self, index: int) -> None:
         """Waits for the update of a parameter that was decided."""
-        if index in self.deciding:
+        if index not in self.deciding:
+            return
+        try:
             self.trainer.wait(index)
-            self._settle([index])
+        except InvalidArgumentError as error:
+            if (entry := self.entries[index]).unit is None:
+                raise
+            raise InvalidArgumentError(
+                f"{entry.name} is of block {entry.unit}, and was used in another block while its "
+                "deferred update may have been under way: use it outside of blocks, or call "
+                f"optimizer.synchronize() before ({error})") from error
+        self._settle([index])
 
     def is_deciding(self, index: int) -> bool:
         """Whether the update of a parameter may be under way."""
@@ -208,7 +230,7 @@ class Shard(Held):
 
     def _settle(self, indices: list[int]) -> None:
         """Notes that updates are over."""
-        self.deciding.difference_update(indices)
+        self.end_updates(indices)
         self._note_applied(indices)
 
     def _take_back(self, index: int) -> None:

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from spillway._load import native
 from spillway.errors import InvalidArgumentError, NotSupportedError
 from spillway.torch._activations import Activations
-from spillway.torch._registered import Registered, check_frozen
+from spillway.torch._registered import Registered, check_frozen, references_of
 from spillway.torch._shard import Shard
 from spillway.torch._uncut import uncut
 
@@ -44,6 +45,9 @@ def offload_model(model: torch.nn.Module, device_memory: str | int,
     blocks are CPU tensors wherever no pass of their block needs them. Inputs are CUDA tensors. A
     block computes on one stream, that of its inputs and outputs. On the CPU, the device is a part
     of host memory with a budget.
+
+    A block that returns or keeps a tensor in the memory of its parameters, such as a view, raises
+    NotSupportedError once its pass is over.
     """
     if hasattr(model, "_spillway_streaming"):
         raise InvalidArgumentError("the model is offloaded already")
@@ -156,6 +160,7 @@ class Streaming:
         self.until_trained: Any = None  # keeps the parameters until an optimizer trains them
         self._indices: list[list[int]] = []
         self._kept: list[torch.Tensor] = []  # where those of the entered unit lie otherwise
+        self._uses: list[int] = []  # of their memory on the device before the pass
         self._inside: int | None = None
         self._backward: int | None = None  # the backward pass at whose end the unit is left
         for unit, block in enumerate(blocks):
@@ -214,24 +219,26 @@ class Streaming:
             self.leave()
         finally:
             self._shard = self._inside = None
-            self._indices, self._kept = [], []
+            self._indices, self._kept, self._uses = [], [], []
 
     def _streamed(self, unit: int, forward: Callable[..., Any]) -> Callable[..., Any]:
         """Returns the forward of a block with its parameters on the device."""
 
         @functools.wraps(forward)
         def streamed(*args: Any, **kwargs: Any) -> Any:
-            recomputes = torch._C._current_graph_task_id() != -1
+            recomputes, is_whole = torch._C._current_graph_task_id() != -1, False
             try:
                 if self._inside != unit:
                     self._enter(unit, backward=recomputes)
                 pack, unpack = _top_hooks()
                 with saved_tensors_hooks(lambda tensor: self._pack(tensor, pack, unpack),
                                          self._unpack):
-                    return forward(*args, **kwargs)
+                    result = forward(*args, **kwargs)
+                is_whole = True
+                return result
             finally:
                 if not recomputes:
-                    self.leave()
+                    self.leave(is_whole)
 
         return streamed
 
@@ -240,10 +247,10 @@ class Streaming:
             raise InvalidArgumentError(
                 "the model is offloaded and nobody keeps its parameters; make an optimizer of "
                 "spillway.torch with model.parameters() first")
-        self.leave()
+        self.leave(backward and self._backward == torch._C._current_graph_task_id())
         # Each backward pass has a number of its own. One that raises never calls back.
         if backward and self._backward != (number := torch._C._current_graph_task_id()):
-            Variable._execution_engine.queue_callback(self.leave)
+            Variable._execution_engine.queue_callback(functools.partial(self.leave, True))
             self._backward = number
         self._shard.notice_drops()
         if backward:
@@ -256,22 +263,43 @@ class Streaming:
         with uncut():
             self._shard.trainer.enter(unit, backward)
             if not backward:
-                self._shard.deciding.difference_update(self._indices[unit])
+                self._shard.end_updates(self._indices[unit])
             self._inside = unit
+            self._uses = []
             for index in self._indices[unit]:
-                self._kept.append(self._shard.swap(index, self._shard.device_view(index)))
+                memory = self._shard.device_view(index)
+                self._uses.append(references_of(memory))
+                self._kept.append(self._shard.swap(index, memory))
 
-    def leave(self) -> None:
-        """Ends the pass of the unit that was entered last, if it has not ended."""
+    def leave(self, is_whole: bool = False) -> None:
+        """Ends the pass of the unit that was entered last, if it has not ended. Raises if one that
+        is whole, and was not cut off, leaves tensors behind that share the unit's memory."""
         if self._inside is None:
             return
+        memory: list[torch.Tensor] = []  # on the device, the last parameter's first
         with uncut():
             unit = self._inside
             while self._kept:
-                self._shard.swap(self._indices[unit][len(self._kept) - 1], self._kept[-1])
+                memory.append(self._shard.swap(self._indices[unit][len(self._kept) - 1],
+                                               self._kept[-1]))
                 self._kept.pop()
             self._inside = None
             self._shard.leave(unit)
+        if not is_whole or not self._left_behind(memory):
+            return
+        gc.collect()  # a cycle of references may have what nobody can use
+        if left := self._left_behind(memory):
+            raise NotSupportedError(
+                f"block {unit} has returned or kept a tensor in the memory that "
+                f"{self._names[self._parameters[unit][left[0]]]} has on the device (a view, "
+                "p.detach() or p.data), where another block's parameters come next: return or keep "
+                "a copy of it (.clone())")
+
+    def _left_behind(self, memory: list[torch.Tensor]) -> list[int]:
+        """Returns the places of parameters whose memory on the device somebody else uses too."""
+        return [place for place, (each, uses) in enumerate(zip(memory[::-1], self._uses,
+                                                               strict=True))
+                if references_of(each) > uses]
 
     def _pack(self, tensor: torch.Tensor, pack: Any,
               unpack: Any) -> torch.Tensor | _Saved | _Passed:
