@@ -303,7 +303,14 @@ def meet_trouble(group, rank):
     told += [raised(lambda: OffloadedAdamW(parameters()[rank:], process_group=group)),
              raised(lambda: OffloadedAdamW(parameters()[:: 1 - 2 * rank], process_group=group)),
              raised(lambda: OffloadedAdamW(parameters(), process_group=group, stage=3)),
+             raised(lambda: OffloadedAdamW(parameters(), process_group=group, stage=1 + rank)),
+             raised(lambda: OffloadedAdamW(parameters(), process_group=group,
+                                           accumulation_steps=1 + rank)),
              raised(lambda: OffloadedAdamW(streamed.parameters(), process_group=group))]
+    uneven = OffloadedAdamW(parameters(), process_group=group, stage=1, accumulation_steps=None)
+    for _ in range(1 + rank):
+        give(uneven.param_groups[0]["params"])
+    told.append(raised(uneven.step))
     return told, bits(zero.param_groups[0]["params"])
 
 
@@ -312,7 +319,9 @@ def test_ranks_are_told_alike_and_go_on(run):
     assert equal(values, others)
     words = ["parameter 2 of group 0 has fewer than the 1 gradient.* on rank 1",
              "hyperparameters", "rank . registers [45] parameters, and rank",
-             r"ranks register different parameters.*\(100, 190\)", "stage is 3", "offload_model"]
+             r"ranks register different parameters.*\(100, 190\)", "stage is 3",
+             "stage of the optimizer is", "accumulation_steps of the optimizer is",
+             "offload_model", "steps before, backward passes, what"]
     for word, *told in zip(words, first, second, strict=True):
         assert all(re.search(word, text) for text in told), told
 

@@ -33,7 +33,9 @@ class Partition(SharedGradients):
         super().__init__(entries, len(entries), options.gradients_per_step)
         self._rounds = rounds
         self._ranks = ranks = rounds.ranks
-        ranks.check_same(entries)
+        ranks.check_same(entries, {
+            "state_format": options.state_format, "deferred": options.defers_updates,
+            "accumulation_steps": options.gradients_per_step or None, "missing": options.missing})
         self._needs_all = options.missing == "refuse"
         self._buckets = list(make_buckets(entries, ranks.size, self._deliver))
         self._bucket_of = [bucket for bucket in self._buckets for _ in bucket.indices]
@@ -102,6 +104,10 @@ class Partition(SharedGradients):
         return self._own.groups
 
     # Steps.
+
+    def passes(self) -> int:
+        """Number of backward passes of this rank since the last step."""
+        return max(self._received)
 
     def norm(self, divisor: float) -> float:
         """Returns the norm of the mean of all ranks' gradients, which are complete."""

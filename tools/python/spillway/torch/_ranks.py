@@ -19,8 +19,8 @@ from spillway.torch._registered import Registered
 #: What ranks announce, with the number that must be the same on all.
 CALLS = ("registers {} parameters", "begins backward pass {} of a step",
          "completes a step after {} backward passes",
-         "calls step with settings (hyperparameters, max_norm, divisor, steps before, what the "
-         "program did to p.grad) of checksum {:08x}",
+         "calls step with settings (hyperparameters, max_norm, divisor, steps before, backward "
+         "passes, what the program did to p.grad) of checksum {:08x}",
          "calls state_dict, which reads parameter {}", "calls load",
          "calls initialize with parameters that nobody trains of checksum {:08x}",
          "saves a checkpoint (tag and part of checksum {:08x})",
@@ -119,14 +119,21 @@ class Ranks:
                     f"rank {rank} has raised an error where it {CALLS[call].format(number)}: see "
                     "what that says, and call it again on all ranks")
 
-    def check_same(self, entries: list[Registered]) -> None:
-        """Raises unless all ranks register the same parameters in the same order."""
+    def check_same(self, entries: list[Registered], settings: dict[str, Any]) -> None:
+        """Raises unless all ranks register the same parameters in the same order, with the same
+        settings of their optimizers."""
         self.announce(REGISTERS, len(entries)).details()
+        settings = {"stage": self.stage, **settings}
         own = [(entry.name, entry.group, tuple(entry.parameter.shape), str(entry.parameter.dtype))
                for entry in entries]
         every: list[Any] = [None] * self.size
-        dist.all_gather_object(every, own, self.group)
-        for rank, theirs in enumerate(every):
+        dist.all_gather_object(every, (settings, own), self.group)
+        for rank, (chosen, theirs) in enumerate(every):
+            for key, value in settings.items():
+                if value != chosen[key]:
+                    raise InvalidArgumentError(
+                        f"{key} of the optimizer is {value} on rank {self.rank} and {chosen[key]} "
+                        f"on rank {rank}: make the same optimizer on all ranks")
             for mine, other in zip(own, theirs, strict=True):
                 if mine != other:
                     raise InvalidArgumentError(

@@ -89,7 +89,8 @@ class WithSteps(WithRegistration):
         groups = [{**group, "params": None} for group in self.param_groups]
         updates = [shard.trainer.updates for shard in self._shards]
         changes = [shard.changes() for shard in self._shards]
-        settings = [groups, updates, divisor, max_norm, changes]
+        passes = [shard.passes() for shard in self._shards]
+        settings = [groups, updates, divisor, max_norm, changes, passes]
         self._ranks.announce(STEPS, checksum(settings)).details()
 
     def _take_what_came(self) -> None:
