@@ -1,5 +1,5 @@
-// EmbeddedForecast: what an EmbeddedTrainer would take and move, from sizes alone. It allocates
-// nothing, and its numbers are those by which the trainer refuses. Any thread.
+// EmbeddedForecast: what an EmbeddedTrainer would take and move, from sizes alone. Its numbers are
+// those by which the trainer refuses. Any thread; only `measure` takes memory and writes files.
 #pragma once
 
 #include <optional>

@@ -12,7 +12,7 @@
 namespace spillway::plan {
 
 struct Reduction {
-  OpKind kind{};                ///< of the exchange; a rank alone has none
+  OpKind kind{};                ///< of the exchange, which a rank alone does not make
   ElementCount given;           ///< elements of the gradient
   ElementCount shard;           ///< elements of each gradient that comes
   std::uint32_t gradients = 1;  ///< that come, one behind the other

@@ -102,7 +102,7 @@ void EmbeddedTrainer::Implementation::check_count(std::uint32_t parameter,
                     elements, count));
 }
 
-/// Counts of 0 are of what a call does not want, or does not have.
+/// A count of 0 is that of an array which a call does not want, or does not have.
 void EmbeddedTrainer::Implementation::check_counts(std::uint32_t parameter,
                                                    std::span<const std::size_t> counts) const {
   for (const std::size_t count : counts) {
