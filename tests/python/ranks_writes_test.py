@@ -85,3 +85,31 @@ def test_what_a_kill_between_two_ranks_has_left_is_refused(run, tmp_path):
         assert f"{rank} is of step {2 - rank}, and what rank {1 - rank} has loaded of" in told[0]
         assert re.match("CorruptDataError: .*load.* was cut off", told[1])
         assert equal(values, expected)
+
+
+def write_on_one_rank(group, rank):
+    tensors = parameters()
+    optimizer = OffloadedSGD(tensors, lr=1.0, process_group=group)
+    give(tensors)
+    optimizer.step()
+    before = bits(tensors)
+
+    def double(writer):
+        with torch.no_grad():
+            if rank == writer:
+                tensors[0].mul_(2)
+
+    double(1)
+    give(tensors)
+    told = raised(optimizer.step)
+    double(0)
+    optimizer.zero_grad()
+    give(tensors)
+    optimizer.step()
+    return told, before, bits(tensors)
+
+
+def test_what_one_rank_alone_writes_is_refused_until_the_others_do(run):
+    for told, before, after in run(2, write_on_one_rank):
+        assert "what the program did to p.grad and to parameters" in told
+        assert not equal(before, after)

@@ -20,7 +20,7 @@ from spillway.torch._registered import Registered
 CALLS = ("registers {} parameters", "begins backward pass {} of a step",
          "completes a step after {} backward passes",
          "calls step with settings (hyperparameters, max_norm, divisor, steps before, backward "
-         "passes, what the program did to p.grad) of checksum {:08x}",
+         "passes, what the program did to p.grad and to parameters) of checksum {:08x}",
          "calls state_dict, which reads parameter {}", "calls load",
          "calls initialize with parameters that nobody trains of checksum {:08x}",
          "saves a checkpoint (tag and part of checksum {:08x})",

@@ -90,7 +90,8 @@ class WithSteps(WithRegistration):
         updates = [shard.trainer.updates for shard in self._shards]
         changes = [shard.changes() for shard in self._shards]
         passes = [shard.passes() for shard in self._shards]
-        settings = [groups, updates, divisor, max_norm, changes, passes]
+        writes = [shard.writes for shard in self._shards]
+        settings = [groups, updates, divisor, max_norm, changes, passes, writes]
         self._ranks.announce(STEPS, checksum(settings)).details()
 
     def _take_what_came(self) -> None:
