@@ -107,3 +107,20 @@ def test_blocks_that_are_streamed_have_the_bits_of_resident_ones(tmp_path, nvme)
     assert runs[0][2] == runs[1][2]
     for mine, other in zip(runs[0][1], runs[1][1], strict=True):
         assert torch.equal(mine, other)
+
+
+@pytest.mark.parametrize("values", [torch.ones(1).expand(4),
+                                    torch.randn(10).as_strided((4, 4), (1, 1))])
+def test_elements_in_the_same_memory_are_refused(values):
+    with pytest.raises(spillway.NotSupportedError, match="parameter 0 of group 0 lie in the same"):
+        OffloadedAdamW([torch.nn.Parameter(values)])
+
+
+def test_strided_views_are_taken():
+    for values in (torch.randn(10)[::2], torch.randn(5, 7).t(), torch.randn(4, 5)[:, 1:3]):
+        parameter, other = torch.nn.Parameter(values), torch.nn.Parameter(values.clone())
+        for each, kind in ((parameter, OffloadedAdamW), (other, torch.optim.AdamW)):
+            optimizer = kind([each], lr=0.1)
+            each.square().sum().backward()
+            optimizer.step()
+        assert torch.allclose(parameter, other, atol=1e-6)

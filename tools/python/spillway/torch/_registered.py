@@ -53,6 +53,12 @@ def check_frozen(registered: Registered) -> None:
     if parameter.layout != torch.strided or type(parameter.data) is not torch.Tensor:
         raise NotSupportedError(f"{name} is a {type(parameter.data).__name__} with layout "
                                 f"{parameter.layout}; it must be a plain dense tensor")
+    reach = 1 + sum((size - 1) * step for size, step in
+                    zip(parameter.shape, parameter.stride(), strict=True))
+    if parameter.numel() > reach:
+        raise NotSupportedError(
+            f"several elements of {name} lie in the same memory, as after expand or as_strided, and "
+            "would be updated apart: make the nn.Parameter of a contiguous tensor")
 
 
 def name_of(group: dict[str, Any], number: int, place: int) -> str:
