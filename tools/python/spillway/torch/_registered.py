@@ -57,8 +57,8 @@ def check_frozen(registered: Registered) -> None:
                     zip(parameter.shape, parameter.stride(), strict=True))
     if parameter.numel() > reach:
         raise NotSupportedError(
-            f"several elements of {name} lie in the same memory, as after expand or as_strided, and "
-            "would be updated apart: make the nn.Parameter of a contiguous tensor")
+            f"several elements of {name} lie in the same memory, as after expand or as_strided, "
+            "and would be updated apart: make the nn.Parameter of a contiguous tensor")
 
 
 def name_of(group: dict[str, Any], number: int, place: int) -> str:
