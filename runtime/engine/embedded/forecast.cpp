@@ -25,8 +25,6 @@ using plan::StepPlan;
 
 /// A backward pass has twice the products of a forward pass.
 constexpr double kForwardShare = 1.0 / 3;
-/// Cost of issuing an op and noticing its end.
-constexpr double kOpOverheadSeconds = 20e-6;
 /// More than caches hold.
 constexpr std::size_t kCopiedBytes = std::size_t{64} << 20;
 

@@ -18,8 +18,6 @@
 namespace spillway::engine {
 namespace {
 
-/// Cost of issuing an op and noticing its end: a queue, a wake-up and a poll.
-constexpr double kOpOverheadSeconds = 20e-6;
 /// From here on state is too large for caches, and a run long enough for a tenth of a second.
 constexpr std::uint64_t kTunedParameters = std::uint64_t{32} << 20;
 /// From here on the two seconds that a drive takes are worth it.

@@ -12,6 +12,9 @@
 
 namespace spillway::engine {
 
+/// Cost of issuing an op and noticing its end: a queue, a wake-up and a poll.
+inline constexpr double kOpOverheadSeconds = 20e-6;
+
 /// Returns the bytes of memory a second of the fused update with all its workers, measured in at
 /// most `room`. `options`: resolved. Throws `Error{does_not_fit}` if the room does not suffice for
 /// one leaf.

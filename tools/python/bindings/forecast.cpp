@@ -62,11 +62,7 @@ void add_traffic(nb::class_<EmbeddedForecast>& forecast, const char* name,
 
 void add_forecast(nb::module_& module) {
   nb::class_<MachineProfile>(module, "Rates", "Bytes a second of a machine; 0: not known.")
-      .def_ro("to_device", &MachineProfile::h2d)
-      .def_ro("from_device", &MachineProfile::d2h)
-      .def_ro("update", &MachineProfile::update)
-      .def_ro("disk_read", &MachineProfile::nvme_read)
-      .def_ro("disk_write", &MachineProfile::nvme_write);
+      .def_ro("to_device", &MachineProfile::h2d);
   nb::class_<bench::MachineDescription>(module, "Machine", "A machine that is not here.")
       .def_ro("name", &bench::MachineDescription::name)
       .def_ro("rates", &bench::MachineDescription::lanes)

@@ -99,3 +99,24 @@ def checked_options(*, state_format: Any = "fp32", accumulation_steps: Any = 1,
             "gradient_memory": _size(gradient_memory, "gradient_memory"),
             "threads": _integer(threads, "threads", 0, _MOST_THREADS, "; 0 takes one a core"),
             "isa": isa, "seed": _integer(seed, "seed", 0, 2**64 - 1, "")}
+
+
+def check_format(state_format: str, has_bf16: bool, remedy: str) -> None:
+    """Raises for a format shorter than fp32 where no parameter is of bf16. `remedy`: what else the
+    caller can do."""
+    if state_format != "fp32" and not has_bf16:
+        raise InvalidArgumentError(
+            f"state_format {state_format} is for bf16 parameters, of which there are none; leave "
+            f"it out, or {remedy}")
+
+
+def trainer_options(options: Mapping[str, Any], dtype: str) -> Any:
+    """Returns what a trainer of parameters of an element type is made with; None: its default."""
+    made = native.TrainerOptions()
+    for name, value in options.items():
+        if value is not None:
+            setattr(made, name, value)
+    made.dtype = dtype
+    if dtype != "bf16":
+        made.state_format = "fp32"  # of norms in fp32 beside matrices in bf16
+    return made

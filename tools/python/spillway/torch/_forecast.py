@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from spillway._arguments import checked_options
+from spillway._arguments import check_format, checked_options, trainer_options
 from spillway._load import native
 from spillway._paths import Path, Paths, folders_of, path_of
 from spillway.errors import InvalidArgumentError, NotSupportedError
@@ -66,7 +66,7 @@ def plan(model: torch.nn.Module, params: Iterable[Any] | None = None, *,
         state_format=state_format, accumulation_steps=accumulation_steps, threads=threads,
         host_memory=host_memory, gradient_memory=gradient_memory, isa=isa)
     settings = {**options, "nvme": folders_of(nvme, "nvme"), "defers_updates": bool(deferred),
-                "device_memory": device_memory}
+                "device_memory": None if device_memory is None else str(device_memory)}
     place = torch.device(device)
     if place.type not in ("cpu", "cuda"):
         raise NotSupportedError(
@@ -127,31 +127,21 @@ class _Model:
                   for parameter, name in names.items()
                   if parameter not in seen and parameter.numel()]
         self.frozen = [] if blocks is None else frozen
-        self.streams = blocks is not None
         self.beside = sum(_bytes(buffer, dtype) for buffer in model.buffers())
         if blocks is None:
             self.beside += sum(count for _, count, _ in frozen)
 
     def parts(self, settings: dict[str, Any], place: torch.device) -> list[Any]:
         """Returns the forecast of each shard."""
-        short = settings["state_format"]
-        if short != "fp32" and torch.bfloat16 not in self.trained:
-            raise InvalidArgumentError(
-                f"state_format {short} is for bf16 parameters, of which there are none; leave it "
-                "out, or give dtype=torch.bfloat16")
+        check_format(settings["state_format"], torch.bfloat16 in self.trained,
+                     "give dtype=torch.bfloat16")
         return [self._part(kind, parameters, settings, place)
                 for kind, parameters in self.trained.items()]
 
     def _part(self, kind: torch.dtype, parameters: list[tuple[str, int, int, int | None]],
               settings: dict[str, Any], place: torch.device) -> Any:
-        options = native.TrainerOptions()
-        for key, value in settings.items():
-            if value is not None:
-                setattr(options, key, str(value) if key.endswith("_memory") else value)
-        options.dtype = DTYPES[kind]
+        options = trainer_options(settings, DTYPES[kind])
         options.freed_values = freed_values(self.values[kind], place)
-        if kind != torch.bfloat16:
-            options.state_format = "fp32"
         if place.type == "cuda":
             options.device = "cuda"
             options.device_index = place.index or 0

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from spillway._load import native
 from spillway.errors import InvalidArgumentError, NotSupportedError
 from spillway.torch._beside import Beside
 from spillway.torch._gradient_handle import GradientHandle
@@ -29,6 +30,10 @@ class Held(HeldMemory):
         self._uses: Uses | None = None
         self._one_pass = threading.RLock()  # of a gradient that is taken
         self._left: dict[int, GradientHandle] = {}  # in `grad` of what handed gradients over
+        self._leaves = [0]  # of the norm: where those of a parameter begin
+        for entry in entries[:trained]:
+            leaves = -(-entry.parameter.numel() // native.leaf_parameters)
+            self._leaves.append(self._leaves[-1] + leaves)
         Held._forget(self)
 
     def watch(self, uses: Uses, beside: Beside) -> None:

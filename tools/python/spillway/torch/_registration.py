@@ -7,13 +7,14 @@ from typing import Any
 
 import torch
 
-from spillway._load import native
+from spillway._arguments import check_format, trainer_options
 from spillway.errors import InvalidArgumentError, NotSupportedError
 from spillway.torch._beside import Beside
 from spillway.torch._handed_over import Uses
 from spillway.torch._lifetime import hold
 from spillway.torch._partition import Partition
 from spillway.torch._registered import (
+    DTYPES,
     Registered,
     check_memory,
     check_parameter,
@@ -77,12 +78,8 @@ class WithRegistration(WithState):
         if any(may_be_shared(entry.parameter) for entry in come):
             self._beside.check(come, come=True)
         short = self._options["state_format"]
-        if short != "fp32" and not any(
-                parameter.dtype == torch.bfloat16 for parameter in (*self._places, *(
-                    entry.parameter for entries in new.values() for entry in entries))):
-            raise InvalidArgumentError(
-                f"state_format {short} is for bf16 parameters, of which there are none; leave it "
-                "out, or convert the model: model.to(torch.bfloat16)")
+        kinds = {parameter.dtype for parameter in self._places} | {dtype for dtype, _ in new}
+        check_format(short, torch.bfloat16 in kinds, "convert the model: model.to(torch.bfloat16)")
         with self._all_or_none():
             hold(self, [entry.parameter for entries in new.values() for entry in entries])
             for (_, place), entries in new.items():
@@ -123,12 +120,7 @@ class WithRegistration(WithState):
             self._lifetime.hooks.append(shard.hook(index))
 
     def _trainer_options(self, dtype: torch.dtype) -> Any:
-        options = native.TrainerOptions()
-        for name, value in self._options.items():
-            if value is not None:
-                setattr(options, name, value)
-        if dtype != torch.bfloat16 and options.state_format != "fp32":
-            options.state_format = "fp32"  # of norms in fp32 beside matrices in bf16
+        options = trainer_options(self._options, DTYPES[dtype])
         if self._shards and options.nvme:
             options.nvme = [os.path.join(folder, f"shard{len(self._shards)}")
                             for folder in options.nvme]

@@ -12,7 +12,7 @@ from spillway.torch._device import device_of
 from spillway.torch._held import Held
 from spillway.torch._layout import flattened, name_with, order_of, shaped
 from spillway.torch._pending import make_pending, make_settled, register
-from spillway.torch._registered import DTYPES, Registered, freed_values
+from spillway.torch._registered import Registered, freed_values
 
 
 def in_memory(elements: int) -> torch.Tensor:
@@ -33,7 +33,6 @@ class Shard(Held):
                  hyperparameters: dict[int, Any], options: Any, place: torch.device) -> None:
         super().__init__([*parameters, *frozen], len(parameters), options.gradients_per_step)
         self.groups = sorted({entry.group for entry in parameters})
-        options.dtype = DTYPES[parameters[0].parameter.dtype]
         options.groups = [hyperparameters[group] for group in self.groups]
         self._orders = [order_of(parameter) for parameter in self._parameters]
         self._defers = options.defers_updates
@@ -53,10 +52,6 @@ class Shard(Held):
         self._hold([self._map(index) for index in range(len(self.entries))])
         if self._defers:
             register(self._parameters[:self._trained], self)
-        self._leaves = [0]  # of the norm: where those of a parameter begin
-        for entry in parameters:
-            leaves = -(-entry.parameter.numel() // native.leaf_parameters)
-            self._leaves.append(self._leaves[-1] + leaves)
         self._sums: list[float] | None = None  # of the leaves, once all gradients are complete
         self._is_gathered = False  # a norm was computed since the last gradient
 

@@ -40,9 +40,6 @@ class SharedGradients(Held):
         self._sums: torch.Tensor | None = None  # of the leaves of all ranks, where they are known
         self._changes: dict[int, list[Any]] = {}  # which the program has made to gradients
         self._elements = [entry.parameter.numel() for entry in self.entries]
-        self._leaves = [0]  # of the norm: where those of a parameter begin
-        for elements in self._elements:
-            self._leaves.append(self._leaves[-1] - (-elements // native.leaf_parameters))
         self._rounds.add(self._buckets, self._send_waiting)
 
     def _hand_over(self, index: int, gradient: torch.Tensor) -> bool:
