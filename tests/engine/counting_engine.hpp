@@ -1,6 +1,8 @@
 // CountingEngine: an I/O engine that counts the bytes which pass through it.
 #pragma once
 
+#include <atomic>
+#include <cstdint>
 #include <memory>
 #include <span>
 #include <string_view>
@@ -12,8 +14,9 @@ namespace spillway::engine {
 
 class CountingEngine final : public nvme_swap::IoEngine {
  public:
+  /// Bytes, counted by whichever thread submits: a plan may still read ahead after a step.
   struct Moved {
-    double read = 0, written = 0;
+    std::atomic<std::uint64_t> read = 0, written = 0;
   };
   CountingEngine(std::unique_ptr<nvme_swap::IoEngine> engine, Moved& moved)
       : engine_(std::move(engine)), moved_(moved) {}
@@ -21,9 +24,8 @@ class CountingEngine final : public nvme_swap::IoEngine {
   [[nodiscard]] std::size_t submit(std::span<const nvme_swap::IoRequest> requests) override {
     const std::size_t taken = engine_->submit(requests);
     for (const auto& request : requests.first(taken)) {
-      const auto bytes = static_cast<double>(request.length);
-      if (request.operation == nvme_swap::IoOperation::read) moved_.read += bytes;
-      if (request.operation == nvme_swap::IoOperation::write) moved_.written += bytes;
+      if (request.operation == nvme_swap::IoOperation::read) moved_.read += request.length;
+      if (request.operation == nvme_swap::IoOperation::write) moved_.written += request.length;
     }
     return taken;
   }

@@ -200,15 +200,13 @@ TEST_F(EmbeddedStateTest, BytesOnDiskAreThoseOfTheState) {
     const double state_bytes = all * (dtype == DType::fp32 ? 12 : 10);
     const double slot_bytes = all * 12;  // with parameters of 16 bits
     const auto expect_moved = [&](double read, double written) {
-      EXPECT_NEAR(moved.read, read, 0.05 * state_bytes);
-      EXPECT_NEAR(moved.written, written, 0.05 * slot_bytes);
-      moved = {};
+      EXPECT_NEAR(static_cast<double>(moved.read.exchange(0)), read, 0.05 * state_bytes);
+      EXPECT_NEAR(static_cast<double>(moved.written.exchange(0)), written, 0.05 * slot_bytes);
     };
-    moved = {};
+    moved.read = moved.written = 0;
     std::vector<float> everything = state(*trainer);
     expect_moved(state_bytes, 0);
     EXPECT_EQ(everything, state(*reference));
-    moved = {};
     for (float& value : everything) value /= 2;
     for (const bool keeps_master : {true, false}) {
       for (EmbeddedTrainer* each : {trainer.get(), reference.get()}) {
