@@ -12,7 +12,7 @@ import torch.distributed as dist
 from rank_processes import ranks_at
 
 import spillway
-from spillway.torch import OffloadedAdamW, init_distributed, initialize
+from spillway.torch import OffloadedAdamW, comm, init_distributed, initialize, zero
 
 RANKS = 2
 CONFIG = {"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2,
@@ -67,7 +67,7 @@ def same(some, others):
 
 
 def counts(engine):
-    return engine.loss_scale, engine.global_steps, engine.skipped_steps, engine.get_lr()
+    return engine.loss_scale(), engine.global_steps, engine.skipped_steps, engine.get_lr()
 
 
 def on_a_rank(_, rank, numbers, spoilt, more):
@@ -290,6 +290,32 @@ def test_frozen_parameters_are_those_of_the_first_rank_and_data_is_shared_out(ru
     (values, seen), (others, more_seen) = run(with_frozen_parts)
     assert same(values, others) and same(values[:2], list(network()[0].parameters()))
     assert sorted(seen + more_seen) == list(range(12)), "each rank has a half"
+
+
+def write_on_one_rank(_, rank, folder):
+    engine = make(network(seed=rank))
+    parameters = list(engine.module.parameters())
+    with zero.GatheredParameters(parameters, modifier_rank=1):
+        if rank == 1:
+            with torch.no_grad():
+                parameters[0].fill_(0.25)
+    engine.save_16bit_model(folder)
+    with pytest.raises(spillway.NotSupportedError, match="no_sync with .*stage 2"), \
+            engine.no_sync():
+        pass
+    train(engine, range(rank, 4, RANKS))
+    summed = torch.tensor([float(rank + 1)])
+    comm.all_reduce(summed)
+    return weights(engine), comm.get_rank(), comm.get_world_size(), float(summed)
+
+
+def test_what_one_rank_writes_in_a_context_of_zero_is_that_of_all(run, tmp_path):
+    (values, *first), (others, *second) = run(write_on_one_rank, tmp_path)
+    assert same(values, others)
+    assert (first, second) == ([0, RANKS, 3.0], [1, RANKS, 3.0])
+    saved = torch.load(tmp_path / "pytorch_model.bin")
+    assert torch.all(saved["0.weight"] == 0.25)
+    assert torch.equal(saved["2.weight"], network()[2].weight)
 
 
 def test_processes_that_cannot_meet_are_told_how(monkeypatch):

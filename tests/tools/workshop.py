@@ -34,9 +34,10 @@ SCRIPTS = {**{f"mpi.{name}": ["spillway", "spillway_mpi"]
            "tools.emulated_runs": ["spillway_emulated"], "tcp.place": ["spillway"],
            "tcp.run": ["spillway"],
            **{f"python.{name}": ["spillway", "spillway_python"] for name in (
-               "alone", "arguments", "by_hand", "callbacks", "cut_off", "deepspeed", "deferred",
-               "device", "engine", "engine_ranks", "forecast", "forked", "handed_back",
-               "handed_over", "handles", "huggingface", "huggingface_resume", "interrupted",
+               "alone", "arguments", "by_hand", "callbacks", "cut_off", "deepspeed",
+               "deepspeed_names", "deepspeed_scripts", "deferred", "device", "engine",
+               "engine_ranks", "forecast", "forked", "handed_back", "handed_over", "handles",
+               "huggingface", "huggingface_resume", "interrupted",
                "jax", "jax_writes", "layout", "lifetime", "missing", "native_run", "optimizers",
                "optimizers_state", "paths", "raised", "ranks", "ranks_deferred",
                "ranks_gradients", "ranks_writes", "saved_groups", "saved_state", "scaled",

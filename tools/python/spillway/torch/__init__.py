@@ -15,7 +15,10 @@ if torch.__version__ < (2, 4):
                       f"{torch.__version__}: pip install --upgrade torch")
 
 # noqa of each: the version has what they need.
+from spillway.torch import accelerator, comm, zero  # noqa: E402
+from spillway.torch._deepspeed_names import MODULE, refusal  # noqa: E402
 from spillway.torch._forecast import Forecast, plan  # noqa: E402
+from spillway.torch.accelerator import get_accelerator  # noqa: E402
 from spillway.torch.engine import (  # noqa: E402
     Engine,
     Schedule,
@@ -33,6 +36,15 @@ from spillway.torch.optimizers import (  # noqa: E402
 )
 from spillway.torch.streaming import offload_model  # noqa: E402
 
-__all__ = ["Engine", "Forecast", "OffloadedAdagrad", "OffloadedAdam", "OffloadedAdamW",
-           "OffloadedLion", "OffloadedOptimizer", "OffloadedSGD", "Schedule",
-           "add_config_arguments", "init_distributed", "initialize", "offload_model", "plan"]
+DeepSpeedEngine = Engine  # for programs that ask what an engine is
+
+__all__ = ["DeepSpeedEngine", "Engine", "Forecast", "OffloadedAdagrad", "OffloadedAdam",
+           "OffloadedAdamW", "OffloadedLion", "OffloadedOptimizer", "OffloadedSGD", "Schedule",
+           "accelerator", "add_config_arguments", "comm", "get_accelerator", "init_distributed",
+           "initialize", "offload_model", "plan", "zero"]
+
+
+def __getattr__(name: str) -> object:
+    if name in MODULE:
+        raise refusal(name, "deepspeed.", MODULE[name])
+    raise AttributeError(f"module {__name__} has no {name}")

@@ -14,6 +14,7 @@ import torch
 from spillway._files import staging_of, written_whole
 from spillway._paths import Path, path_of
 from spillway.errors import CorruptDataError, InvalidArgumentError, IoError
+from spillway.torch._loss_scaling import LossScaling
 from spillway.torch._offloaded import OffloadedOptimizer
 from spillway.torch._ranks import LOADS_TAG, SAVES_TAG, checksum
 
@@ -155,11 +156,14 @@ class WithCheckpoints(torch.nn.Module):
     optimizer: OffloadedOptimizer
     lr_scheduler: Any
     micro_steps: int
+    _first_micro_step: int  #: since which steps have the present number of micro-batches
     global_steps: int
     skipped_steps: int
     world_size: int
     global_rank: int
+    global_samples: int
     _configuration: Any
+    _loss_scaling: LossScaling
 
     @property
     def is_first(self) -> bool:
@@ -175,9 +179,14 @@ class WithCheckpoints(torch.nn.Module):
         """Forgets the gradients of the step that is under way."""
         self.optimizer.zero_grad(set_to_none)
 
+    def train_batch_size(self) -> int:
+        """Examples of a step, of all ranks."""
+        return (self._configuration.micro_batch * self.gradient_accumulation_steps()
+                * self.world_size)
+
     def gradient_accumulation_steps(self) -> int:
         """Micro-batches of a step."""
-        return self._configuration.accumulation_steps
+        return self._loss_scaling.micro_batches
 
     def counts(self) -> dict[str, Any]:
         """What a checkpoint has beside the model and the optimizer's state."""
@@ -186,7 +195,7 @@ class WithCheckpoints(torch.nn.Module):
         schedule = self.lr_scheduler.state_dict() if self.lr_scheduler is not None else None
         return {"groups": groups, "schedule": schedule,
                 "global_steps": self.global_steps, "skipped_steps": self.skipped_steps,
-                "ranks": self.world_size,
+                "global_samples": self.global_samples, "ranks": self.world_size,
                 "scale": self._configuration.scale_state}
 
     def take_counts(self, saved: Mapping[str, Any]) -> None:
@@ -194,6 +203,9 @@ class WithCheckpoints(torch.nn.Module):
         gradients."""
         self.global_steps = saved["global_steps"]
         self.micro_steps = self.global_steps * self.gradient_accumulation_steps()
+        self._first_micro_step = self.micro_steps
+        self.global_samples = saved.get("global_samples",
+                                        self.global_steps * self.train_batch_size())
         self.skipped_steps = saved["skipped_steps"]
         self._configuration.scale_state = saved["scale"]
 

@@ -1,8 +1,9 @@
 """The program's own optimizer beside a configuration: where both say something, they agree."""
 from __future__ import annotations
 
+import inspect
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -12,7 +13,16 @@ from spillway._load import native
 from spillway._paths import existing_folders
 from spillway.errors import InvalidArgumentError
 from spillway.torch._offloaded import OffloadedOptimizer
+from spillway.torch.optimizers import (
+    OffloadedAdagrad,
+    OffloadedAdam,
+    OffloadedAdamW,
+    OffloadedSGD,
+)
 
+#: Optimizers of torch, and those that do the same here.
+_KINDS = {torch.optim.AdamW: OffloadedAdamW, torch.optim.Adam: OffloadedAdam,
+          torch.optim.Adagrad: OffloadedAdagrad, torch.optim.SGD: OffloadedSGD}
 #: Schedules whose rate falls until a last step.
 _ENDING = ("Linear", "Cosine", "WSD", "WarmupDecayLR", "WarmupCosineLR")
 
@@ -20,27 +30,69 @@ _ENDING = ("Linear", "Cosine", "WSD", "WarmupDecayLR", "WarmupCosineLR")
 def check_client(optimizer: Any, document: Mapping[str, Any], folders: list[str]) -> None:
     """Raises where a configuration, whose folders of state are `folders`, asks for what the
     program's own optimizer has not."""
-    if not isinstance(optimizer, OffloadedOptimizer):
+    if not isinstance(optimizer, OffloadedOptimizer) and type(optimizer) not in _KINDS:
         raise InvalidArgumentError(
-            f"optimizer is a {type(optimizer).__name__}; make one of spillway.torch, or leave it "
-            "to the configuration")
+            f"optimizer is a {type(optimizer).__name__}; make one of spillway.torch, AdamW, Adam, "
+            "Adagrad or SGD of torch.optim, or leave it to the configuration")
     differ = []
     if section_of(document, "optimizer"):
         differ.append("the section optimizer would make another")
-    own, options = section_of(document, "spillway"), optimizer.options()
-    for key in ("state_format", "host_memory", "threads", "seed", "isa"):
-        if own.get(key) not in (None, "auto") and str(own[key]) != str(options[key]):
-            differ.append(f"spillway.{key} is {own[key]}, and {key} of optimizer= {options[key]}")
-    if folders and existing_folders(folders, "nvme_path") != options["nvme"]:
-        differ.append(f"nvme_path is {os.pathsep.join(folders)}, and nvme of optimizer= "
-                      f"{os.pathsep.join(options['nvme']) or 'none'}")
+    if isinstance(optimizer, OffloadedOptimizer):
+        differ += _differences(optimizer.options(), document, folders)
     if differ:
         raise InvalidArgumentError(
             f"optimizer= is given, which trains, and the configuration has another one: "
             f"{'; '.join(differ)}. Leave one of the two out")
 
 
-def with_rate_of(optimizer: OffloadedOptimizer, document: Mapping[str, Any], origin: str) -> Any:
+def _differences(options: Mapping[str, Any], document: Mapping[str, Any],
+                 folders: list[str]) -> list[str]:
+    differ, own = [], section_of(document, "spillway")
+    for key in ("state_format", "host_memory", "threads", "seed", "isa"):
+        if own.get(key) not in (None, "auto") and str(own[key]) != str(options[key]):
+            differ.append(f"spillway.{key} is {own[key]}, and {key} of optimizer= {options[key]}")
+    if folders and existing_folders(folders, "nvme_path") != options["nvme"]:
+        differ.append(f"nvme_path is {os.pathsep.join(folders)}, and nvme of optimizer= "
+                      f"{os.pathsep.join(options['nvme']) or 'none'}")
+    return differ
+
+
+def made_by(optimizer: Any, parameters: Iterable[Any]) -> Any:
+    """Returns an optimizer that is given, or that a given function makes of the parameters."""
+    is_function = callable(optimizer) and not isinstance(optimizer, torch.optim.Optimizer)
+    return optimizer(list(parameters)) if is_function else optimizer
+
+
+def offloaded(client: torch.optim.Optimizer, **options: Any) -> OffloadedOptimizer:
+    """Returns an optimizer that does what one of torch's does, in its place. They share their
+    groups, so that a schedule of the first one's changes rates of the other."""
+    kind = _KINDS[type(client)]
+    known = set(inspect.signature(OffloadedOptimizer).parameters) | set(
+        inspect.signature(kind).parameters)
+    defaults = {key: value for key, value in client.defaults.items() if key in known}
+    state = client.state_dict() if client.state else None
+    optimizer = kind(client.param_groups, **defaults, **options)
+    if state is not None:
+        optimizer.load_state_dict(state)
+        client.state.clear()
+
+    def share(of: OffloadedOptimizer) -> None:
+        client.param_groups = of.param_groups
+
+    share(optimizer)
+    optimizer.register_load_state_dict_post_hook(share)
+    client._opt_called = True  # schedules of torch's ask whether it makes steps
+    client.register_step_pre_hook(_refuse_step)
+    return optimizer
+
+
+def _refuse_step(client: torch.optim.Optimizer, *_: Any) -> None:
+    raise InvalidArgumentError(
+        f"step() of the {type(client).__name__} that initialize was given, in whose place an "
+        "offloaded one trains: call engine.step()")
+
+
+def with_rate_of(optimizer: torch.optim.Optimizer, document: Mapping[str, Any], origin: str) -> Any:
     """Returns a configuration whose schedule is that of the program's own optimizer's rate."""
     rates = {float(group["lr"]) for group in optimizer.param_groups}
     if len(rates) > 1:
@@ -95,10 +147,11 @@ def check_optimizer(optimizer: OffloadedOptimizer, model: torch.nn.Module) -> No
             "would not be trained: give model.parameters() of this model")
 
 
-def check_schedule(lr_scheduler: Any, optimizer: OffloadedOptimizer) -> None:
-    """Raises if a schedule is that of another optimizer, whose rates would change in vain."""
+def check_schedule(lr_scheduler: Any, optimizer: OffloadedOptimizer, client: Any) -> None:
+    """Raises if a schedule is that of another optimizer, whose rates would change in vain. `client`
+    is the program's own."""
     of = getattr(lr_scheduler, "optimizer", optimizer)
-    if of is not optimizer:
+    if of is not optimizer and of is not client:
         raise InvalidArgumentError(
             f"lr_scheduler is that of another optimizer, a {type(of).__name__}, and would change "
             "no rate here: give a function of the optimizer, lr_scheduler=lambda optimizer: "

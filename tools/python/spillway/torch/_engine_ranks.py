@@ -4,6 +4,7 @@ from __future__ import annotations
 import datetime
 import json
 import math
+import os
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -18,18 +19,20 @@ from spillway.torch._alone import processes
 from spillway.torch._offloaded import OffloadedOptimizer
 from spillway.torch._ranks import SHARES, Ranks, checksum
 
+#: What a launcher such as torchrun sets.
+_LAUNCHED = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 _BATCH = "train_batch_size"
 _FACTORS = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 
 
 def meet(backend: str | None = None, timeout: datetime.timedelta | None = None,
          init_method: str | None = None, rank: int = -1, world_size: int = -1) -> None:
-    """Makes the group of all ranks, where there are several processes and none has made it.
+    """Makes the group of all ranks, where a launcher has started them and none has made it.
 
     Arguments are those of torch.distributed.init_process_group; without `backend` it is gloo.
     """
     count = max(processes(), world_size)
-    if count == 1 or dist.is_initialized():
+    if dist.is_initialized() or count == 1 and not _LAUNCHED <= os.environ.keys():
         return
     if backend == "nccl":
         warnings.warn("dist_backend is nccl, and the model stays on the CPU: ranks meet by gloo",
@@ -131,9 +134,14 @@ def share_others(ranks: Ranks, model: torch.nn.Module, optimizer: OffloadedOptim
         parameter.data.copy_(values)
 
 
-def loader_of(data: Any, micro_batch: int, collate_fn: Callable | None, ranks: Ranks | None) -> Any:
-    """Returns a loader of shuffled micro-batches; each rank has a part of the data."""
-    sampler = None if ranks is None else torch.utils.data.distributed.DistributedSampler(
-        data, ranks.size, ranks.rank)
-    return torch.utils.data.DataLoader(data, batch_size=micro_batch, shuffle=sampler is None,
-                                       sampler=sampler, collate_fn=collate_fn)
+def loader_of(data: Any, micro_batch: int, collate_fn: Callable | None, ranks: Ranks | None, *,
+              sampler: Any = None, shuffles: bool = True,
+              workers: int = 0) -> torch.utils.data.DataLoader:
+    """Returns a loader of micro-batches, shuffled unless the program gives a sampler. Each rank has
+    a part of the data."""
+    if sampler is None and ranks is not None:
+        sampler = torch.utils.data.distributed.DistributedSampler(
+            data, ranks.size, ranks.rank, shuffle=shuffles)
+    return torch.utils.data.DataLoader(
+        data, batch_size=micro_batch, shuffle=shuffles and sampler is None, sampler=sampler,
+        collate_fn=collate_fn, num_workers=workers)

@@ -19,6 +19,7 @@ class LossScaling:
     the program's own is divided as `engine.backward` divides its loss."""
 
     def __init__(self, configuration: Any) -> None:
+        self.micro_batches = configuration.accumulation_steps  #: of a step
         self._configuration = configuration
         self._in_backward = False
         self._in_own = False     # a backward pass of the program's own
@@ -97,7 +98,7 @@ class LossScaling:
             optimizer._lifetime.hooks.append(parameter.register_post_accumulate_grad_hook(note))
 
     def _note(self, uses: Uses, name: str, _: torch.Tensor) -> None:
-        scale, divisor = self._configuration.loss_scale, self._configuration.accumulation_steps
+        scale, divisor = self._configuration.loss_scale, self.micro_batches
         is_right = divisor == 1 and (scale == 1 or self._is_scaled)
         if not (self._in_backward or self._in_own or is_right):
             uses.note_unwatched(name)
@@ -112,7 +113,7 @@ class LossScaling:
                 "engine.scale(loss).backward()")
         self._in_own = True
         Variable._execution_engine.queue_callback(self.end_pass)
-        return gradient / self._configuration.accumulation_steps
+        return gradient / self.micro_batches
 
     def end_pass(self) -> None:
         """Begins anew: the next backward pass needs a scaled loss of its own."""

@@ -32,6 +32,13 @@ class WithSteps(WithRegistration):
         """Makes `clip_grad_norm_` divide by what a loss scale is then."""
         self._divisor = scale
 
+    @property
+    def cur_scale(self) -> float:
+        """The loss scale of the engine that steps it; 1 without one."""
+        return self._divisor()
+
+    loss_scale = cur_scale
+
     def step(self, closure: Callable[[], Any] | None = None, *, divisor: float = 1.0) -> Any:
         """Updates parameters with the gradients of the backward passes since the last step, which
         are divided by `divisor`. A `closure` computes them first; its result is returned.

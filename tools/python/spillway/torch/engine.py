@@ -2,9 +2,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -14,16 +15,18 @@ from spillway._paths import Path, existing_folders
 from spillway._unused import check_unused
 from spillway.errors import InvalidArgumentError, NotSupportedError
 from spillway.torch._alone import check_unwrapped
-from spillway.torch._engine_checkpoint import WithCheckpoints
 from spillway.torch._engine_client import (
     check_client,
     check_end,
     check_optimizer,
     check_schedule,
     clip,
+    made_by,
+    offloaded,
     only_one,
     with_rate_of,
 )
+from spillway.torch._engine_exports import WithExports
 from spillway.torch._engine_ranks import (
     check_ranks,
     configuration_of,
@@ -33,6 +36,7 @@ from spillway.torch._engine_ranks import (
     share_others,
     stage_of,
 )
+from spillway.torch._engine_settings import DTYPES
 from spillway.torch._loss_scaling import LossScaling
 from spillway.torch._offloaded import OffloadedOptimizer
 from spillway.torch.optimizers import (
@@ -43,7 +47,6 @@ from spillway.torch.optimizers import (
     OffloadedSGD,
 )
 
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 #: Notes on defaults of the native engine that are not those here.
 _OTHERWISE = ("spillway.decay: absent", "gradient_clipping: absent", "scheduler: absent")
 
@@ -64,15 +67,15 @@ def init_distributed(dist_backend: str | None = None, auto_mpi_discovery: bool =
 
     `dist_backend` is gloo, also where it is nccl, which moves no CPU tensors. `timeout`,
     `init_method`, `rank` and `world_size` are those of torch.distributed.init_process_group; with
-    `dist_init_required=False` it does nothing. The other arguments change nothing, and neither do
-    these for one process.
+    `dist_init_required=False` it does nothing. The other arguments change nothing. One process that
+    no launcher has started needs no group and makes none.
     """
     if dist_init_required is not False:
         meet(dist_backend, timeout, init_method, rank, world_size)
 
 
 def initialize(args: Any = None, model: torch.nn.Module | None = None,
-               optimizer: OffloadedOptimizer | None = None,
+               optimizer: torch.optim.Optimizer | Callable[..., Any] | None = None,
                model_parameters: Iterable[Any] | None = None, training_data: Any = None,
                lr_scheduler: Any = None, *, collate_fn: Callable | None = None,
                config: Path | Mapping[str, Any] | None = None,
@@ -84,8 +87,10 @@ def initialize(args: Any = None, model: torch.nn.Module | None = None,
     `config` is DeepSpeed's JSON, its path or a dict, also as `args.deepspeed_config`: the optimizer
     with `offload_optimizer`, batch sizes, clipping, precision, schedule, and a section `spillway`.
     The model moves to the precision of the configuration, and stays on the CPU.
-    `lr_scheduler` may be a scheduler or a function of the optimizer. `config_params` is another
-    name of `config`. `distributed_port` changes nothing, and `mpu` and `mesh_param` are refused.
+    `optimizer` is one of spillway.torch, or AdamW, Adam, Adagrad or SGD of torch.optim, in whose
+    place an offloaded one trains, or a function that makes one of the parameters. `lr_scheduler`
+    may be a scheduler or a function of the optimizer. `config_params` is another name of `config`.
+    `distributed_port` changes nothing, and `mpu` and `mesh_param` are refused.
 
     Processes of torchrun are ranks that train together, all of which make this call and those of
     the engine. It makes their process group, unless `dist_init_required` is False. Each rank has
@@ -98,56 +103,66 @@ def initialize(args: Any = None, model: torch.nn.Module | None = None,
             raise NotSupportedError(f"{name} is given, and tensors are not cut over ranks here, "
                                     "which train copies of the model: leave it out")
     check_unwrapped(model, "spillway.torch.initialize")
-    text, origin = text_of(only_one(args, config, config_params))
+    given = only_one(args, config, config_params)
+    text, origin = text_of(given)
     group = group_of_all(dist_init_required)
     configuration, document = configuration_of(text, origin, 1 if group is None else group.size())
     if lr_scheduler is None:
         check_end(document)
-    if optimizer is not None:
-        check_client(optimizer, document, configuration.nvme)
-        check_ranks(optimizer, group, document)
+    client = optimizer = made_by(optimizer, model.parameters() if model_parameters is None
+                                 else model_parameters)
+    if client is not None:
+        check_client(client, document, configuration.nvme)
+        if isinstance(client, OffloadedOptimizer):
+            check_ranks(client, group, document)
         if lr_scheduler is None and "scheduler" in document:
-            configuration = with_rate_of(optimizer, document, origin)
+            configuration = with_rate_of(client, document, origin)
     if section_of(document, "spillway").get("decay") == "matrices":
         raise NotSupportedError(
             "spillway.decay is matrices, and the engine decays by the groups of model_parameters: "
             "give groups, those of biases and norms with weight_decay 0, and leave decay out")
     notes = check_unused(document, configuration.nvme, "the engine")
-    otherwise = _OTHERWISE if optimizer is None else (*_OTHERWISE, "optimizer: absent")
+    otherwise = _OTHERWISE if client is None else (*_OTHERWISE, "optimizer: absent")
     for note in (*configuration.notes, *notes):
         if not note.startswith(otherwise):
             warnings.warn(note, stacklevel=2)
     limit = 0.0 if document.get("gradient_clipping") is None else configuration.max_norm
-    if optimizer is None:
+    if not isinstance(client, OffloadedOptimizer):
         existing_folders(configuration.nvme, "nvme_path")  # before the model changes
-    model = model.to(_DTYPES[configuration.dtype])
-    if optimizer is None:
-        parameters = model.named_parameters() if model_parameters is None else model_parameters
-        optimizer = _optimizer(configuration, parameters, max_norm=limit,
-                               isa=section_of(document, "spillway").get("isa"),
-                               **_rank_options(group, document))
+    model = model.to(DTYPES[configuration.dtype])
+    if isinstance(client, OffloadedOptimizer):
+        clip(client, limit)
     else:
-        clip(optimizer, limit)
+        options = {**_options(configuration, group, document), "max_norm": limit}
+        optimizer = offloaded(client, **options) if client is not None else _optimizer(
+            configuration.group, model.named_parameters() if model_parameters is None
+            else model_parameters, **options)
     check_optimizer(optimizer, model)
     if optimizer.ranks is not None:
         share_others(optimizer.ranks, model, optimizer)
-    if callable(lr_scheduler):
-        lr_scheduler = lr_scheduler(optimizer)
-    check_schedule(lr_scheduler, optimizer)
-    if lr_scheduler is None and "scheduler" in document:
-        lr_scheduler = Schedule(optimizer, configuration)
+    schedule = lr_scheduler(optimizer) if callable(lr_scheduler) else lr_scheduler
+    check_schedule(schedule, optimizer, client)
+    if schedule is None and "scheduler" in document:
+        schedule = Schedule(optimizer, configuration)
     loader = None if training_data is None else loader_of(
         training_data, configuration.micro_batch, collate_fn, optimizer.ranks)
-    return Engine(model, optimizer, lr_scheduler, loader, configuration), optimizer, loader, \
-        lr_scheduler
+    engine = Engine(model, optimizer, schedule, loader, configuration, document)
+    engine.config, engine.training_data, engine.collate_fn = given, training_data, collate_fn
+    engine.client_optimizer, engine.client_lr_scheduler = client, lr_scheduler
+    return engine, optimizer, loader, schedule
 
 
-def _rank_options(group: Any, document: Mapping[str, Any]) -> dict[str, Any]:
-    return {} if group is None else {"process_group": group, "stage": stage_of(document)}
+def _options(configuration: Any, group: Any, document: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what the configuration says of an optimizer of any kind."""
+    of_ranks = {} if group is None else {"process_group": group, "stage": stage_of(document)}
+    return {"nvme": configuration.nvme, "state_format": configuration.state_format,
+            "accumulation_steps": configuration.accumulation_steps, "missing": "zero",
+            "host_memory": configuration.host_memory, "threads": configuration.threads,
+            "seed": configuration.seed, "isa": section_of(document, "spillway").get("isa"),
+            **of_ranks}
 
 
-def _optimizer(configuration: Any, parameters: Iterable[Any], **options: Any) -> OffloadedOptimizer:
-    group = configuration.group
+def _optimizer(group: Any, parameters: Iterable[Any], **options: Any) -> OffloadedOptimizer:
     rules = {"lr": group.lr, "weight_decay": group.weight_decay}
     betas = (group.beta1, group.beta2)
     kinds: dict[str, tuple[type[OffloadedOptimizer], dict[str, Any]]] = {
@@ -157,11 +172,7 @@ def _optimizer(configuration: Any, parameters: Iterable[Any], **options: Any) ->
         "lion": (OffloadedLion, {"betas": betas}),
         "sgd": (OffloadedSGD, {"momentum": group.beta1})}
     kind, more = kinds[group.optimizer]
-    optimizer = kind(parameters, **rules, **more, nvme=configuration.nvme,
-                     state_format=configuration.state_format,
-                     accumulation_steps=configuration.accumulation_steps, missing="zero",
-                     host_memory=configuration.host_memory, threads=configuration.threads,
-                     seed=configuration.seed, **options)
+    optimizer = kind(parameters, **rules, **more, **options)
     if not group.bias_correction:
         for each in (optimizer.defaults, *optimizer.param_groups):
             each["bias_correction"] = False
@@ -206,14 +217,15 @@ class Schedule:
         self._apply()
 
 
-class Engine(WithCheckpoints):
+class Engine(WithExports):
     """Wraps a model as DeepSpeed's engine does: `engine(x)`, `engine.backward(loss)`,
     `engine.step()`. Losses are divided by the number of micro-batches of a step; `step` updates
     after the last of them. `loss.backward()` does the same, but with fp16, where it is
     `engine.scale(loss).backward()`."""
 
     def __init__(self, model: torch.nn.Module, optimizer: OffloadedOptimizer, lr_scheduler: Any,
-                 training_dataloader: Any, configuration: Any) -> None:
+                 training_dataloader: Any, configuration: Any,
+                 document: Mapping[str, Any]) -> None:
         super().__init__()
         self.module = model
         self.optimizer = optimizer
@@ -223,10 +235,16 @@ class Engine(WithCheckpoints):
         self.global_rank = 0 if optimizer.ranks is None else optimizer.ranks.rank
         self.world_size = 1 if optimizer.ranks is None else optimizer.ranks.size
         self.local_rank = int(os.environ.get("LOCAL_RANK", self.global_rank))
-        self.micro_steps = 0
+        self.micro_steps = self._first_micro_step = 0
         self.global_steps = 0
+        self.global_samples = 0
         self.skipped_steps = 0
+        self.inside_no_sync_ctxt = False
+        self.is_compiled = False
+        self._boundary: bool | None = None
+        self._step_applied = False
         self._configuration = configuration
+        self._document = document
         self._loss_scaling = LossScaling(configuration)
         optimizer.divide_by(self._loss_scaling.scale_now)
         optimizer.register_step_pre_hook(self._loss_scaling.check_step)
@@ -248,44 +266,83 @@ class Engine(WithCheckpoints):
         """Returns the loss times the loss scale, for a `backward` of its own."""
         return self._loss_scaling.scale(loss)
 
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Surrounds backward passes whose gradients ranks do not exchange yet, and in which `step`
+        is refused. In stage 2 ranks always do, which is refused as by DeepSpeed."""
+        if self.zero_optimization_partition_gradients():
+            raise NotSupportedError(
+                "no_sync with zero_optimization.stage 2, where ranks exchange gradients in each "
+                "backward pass: leave it out, or set the stage to 1")
+        if self.inside_no_sync_ctxt:
+            raise InvalidArgumentError("no_sync within no_sync: enter it once")
+        self.inside_no_sync_ctxt = True
+        try:
+            yield
+        finally:
+            self.inside_no_sync_ctxt = False
+
     def is_gradient_accumulation_boundary(self) -> bool:
         """Whether the next `step` is after the last micro-batch, and updates."""
-        return (self.micro_steps + 1) % self.gradient_accumulation_steps() == 0
+        if self._boundary is not None:
+            return self._boundary
+        passes = self.micro_steps + 1 - self._first_micro_step
+        return passes % self.gradient_accumulation_steps() == 0
+
+    def set_gradient_accumulation_boundary(self, is_boundary: bool) -> None:
+        """Makes the steps that follow update, or not, in place of the count of micro-batches."""
+        self._boundary = is_boundary
 
     def step(self, lr_kwargs: Mapping[str, Any] | None = None) -> None:
         """Counts a micro-batch; after the last one of a step, updates. `lr_kwargs` are
         arguments of the scheduler's step."""
-        self.optimizer.check_unchanged(self.loss_scale)
+        if self.inside_no_sync_ctxt:
+            raise InvalidArgumentError("engine.step() within no_sync: call it after that")
+        self.optimizer.check_unchanged(self.loss_scale())
         self._loss_scaling.end_pass()
+        self._step_applied = False
         if self.is_gradient_accumulation_boundary():
             skipped = self.optimizer.skipped_steps
             self._loss_scaling.step(self.optimizer)
-            finite = self.optimizer.skipped_steps == skipped
+            self._step_applied = finite = self.optimizer.skipped_steps == skipped
             self.global_steps += 1
+            self.global_samples += self.train_batch_size()
             self.skipped_steps += not finite
             self._configuration.take_step(finite)
             if finite and self.lr_scheduler is not None:
                 self.lr_scheduler.step(**(lr_kwargs or {}))
         self.micro_steps += 1
 
-    @property
-    def loss_scale(self) -> float:
-        """What losses are multiplied by: 1 but with fp16."""
-        return self._configuration.loss_scale
-
-    def get_lr(self) -> list[float]:
-        """The learning rates of the next update, by group."""
-        return [group["lr"] for group in self.optimizer.param_groups]
+    def was_step_applied(self) -> bool:
+        """Whether the last `step` has changed parameters."""
+        return self._step_applied
 
     def get_global_grad_norm(self) -> float:
         """The norm of the last step, before clipping."""
         return self.optimizer.grad_norm
 
-    def train_micro_batch_size_per_gpu(self) -> int:
-        """Examples of a micro-batch."""
-        return self._configuration.micro_batch
+    def deepspeed_io(self, dataset: Any, batch_size: int | None = None, route: str = "train",
+                     pin_memory: bool = True, data_sampler: Any = None,
+                     collate_fn: Callable | None = None,
+                     num_local_io_workers: int | None = None) -> torch.utils.data.DataLoader:
+        """Returns a loader of micro-batches, each rank's part of the data; those of a `route` other
+        than train are in the data's order. `pin_memory` changes nothing."""
+        return loader_of(dataset, batch_size or self.train_micro_batch_size_per_gpu(),
+                         collate_fn or self.collate_fn, self.optimizer.ranks,
+                         sampler=data_sampler, shuffles=route == "train",
+                         workers=num_local_io_workers or 0)
 
-    def train_batch_size(self) -> int:
-        """Examples of a step, of all ranks."""
-        return (self.train_micro_batch_size_per_gpu() * self.gradient_accumulation_steps()
-                * self.world_size)
+    def compile(self, backend: Any = "inductor",
+                compile_kwargs: Mapping[str, Any] | None = None, schedule: Any = None,
+                compiled_autograd_enabled: bool = False) -> None:
+        """Compiles the model's forward pass in place with torch.compile, once."""
+        if schedule is not None or compiled_autograd_enabled:
+            raise NotSupportedError("engine.compile with schedule or compiled_autograd_enabled, "
+                                    "which are for DeepCompile: leave them out")
+        if not self.is_compiled:
+            self.module.compile(backend=backend, **(compile_kwargs or {}))
+        self.is_compiled = True
+
+    def destroy(self) -> None:
+        """Ends the optimizer, whose memory and folders go. The model keeps its values."""
+        self.optimizer.close()
