@@ -14,6 +14,7 @@ import torch
 from spillway._files import staging_of, written_whole
 from spillway._paths import Path, path_of
 from spillway.errors import CorruptDataError, InvalidArgumentError, IoError
+from spillway.torch._engine_deepspeed import is_of_deepspeed, read_model, read_state
 from spillway.torch._loss_scaling import LossScaling
 from spillway.torch._offloaded import OffloadedOptimizer
 from spillway.torch._ranks import LOADS_TAG, SAVES_TAG, checksum
@@ -108,7 +109,7 @@ def _find(load_dir: Path, tag: Any) -> str | None:
             return None
         tag = latest.read_text(encoding="utf-8").strip()
     folder = _folder(directory, tag)
-    if not os.path.exists(os.path.join(folder, _ENGINE)):
+    if not os.path.exists(os.path.join(folder, _ENGINE)) and not is_of_deepspeed(folder):
         there = sorted(path.parent.name for path in pathlib.Path(directory).glob(f"*/{_ENGINE}"))
         raise InvalidArgumentError(
             f"there is no checkpoint of tag {tag} in {directory}; there is "
@@ -147,6 +148,35 @@ def _load(engine: WithCheckpoints, folder: str, *, strict: bool, optimizer: bool
                 engine.lr_scheduler.load_state_dict(saved["schedule"])
             engine.take_counts(saved)
     return saved["client_state"]
+
+
+def _load_other(engine: WithCheckpoints, folder: str, *, strict: bool, optimizer: bool,
+                schedule: bool, module_only: bool,
+                load_model: Callable[..., Any] | None) -> dict[str, Any]:
+    """Does that with a checkpoint of DeepSpeed's. The loss scale of fp16 begins again."""
+    name = os.path.basename(folder)
+    with engine.together(LOADS_TAG, f"{name}: reads"):
+        saved, client_state = read_model(folder)
+        state = read_state(folder, saved, engine.optimizer, dict(
+            engine.module.named_parameters())) if optimizer and not module_only else None
+    with engine.together(LOADS_TAG, f"{name}: takes"):
+        if not module_only:
+            engine.zero_grad()
+        if load_model is not None:
+            load_model(src=saved["module"], dst=engine.module)
+        else:
+            engine.module.load_state_dict(saved["module"], strict=strict)
+        if state is not None:
+            engine.optimizer.load_state_dict(state)
+        if not module_only:
+            counts = {key: saved[key] for key in ("global_steps", "skipped_steps",
+                                                  "global_samples")}
+            if schedule and engine.lr_scheduler is not None:
+                updates = {"updates": counts["global_steps"] - counts["skipped_steps"]}
+                engine.lr_scheduler.load_state_dict(
+                    updates if hasattr(engine.lr_scheduler, "updates") else saved["lr_scheduler"])
+            engine.take_counts(counts | {"scale": engine._configuration.scale_state})
+    return client_state
 
 
 class WithCheckpoints(torch.nn.Module):
@@ -233,13 +263,15 @@ class WithCheckpoints(torch.nn.Module):
         With `load_module_only` only the model is loaded, and with `load_optimizer_states=False`
         masters become the model's values and moments stay. `custom_load_fn(src=, dst=)` brings a
         state dict into the model in place of its `load_state_dict`. All ranks call it, as many as
-        have saved, unless the state stays.
+        have saved, unless the state stays. Checkpoints that DeepSpeed has written with ZeRO 1 or 2
+        are taken too, by any number of ranks; the loss scale of fp16 then begins again.
         """
         with self.together(LOADS_TAG, f"{tag}: finds"):
             folder = _find(load_dir, tag)
         if folder is None:
             return None, None
-        return folder, _load(
+        load = _load_other if is_of_deepspeed(folder) else _load
+        return folder, load(
             self, folder, strict=load_module_strict, optimizer=load_optimizer_states,
             schedule=load_lr_scheduler_states, module_only=load_module_only,
             load_model=custom_load_fn)
