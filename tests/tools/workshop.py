@@ -40,8 +40,9 @@ SCRIPTS = {**{f"mpi.{name}": ["spillway", "spillway_mpi"]
                "jax", "jax_writes", "layout", "lifetime", "missing", "native_run", "optimizers",
                "optimizers_state", "paths", "raised", "ranks", "ranks_deferred",
                "ranks_gradients", "ranks_writes", "saved_groups", "saved_state", "scaled",
-               "streamed_views", "streaming", "torch_calls", "trainer_optimizers",
-               "trainer_ranks", "trainer_streaming", "trainer_tuning", "writes")},
+               "streamed_activations", "streamed_views", "streaming", "torch_calls",
+               "trainer_optimizers", "trainer_ranks", "trainer_streaming", "trainer_tuning",
+               "writes")},
            **{f"python.{name}": ["spillway", "spillway_python", "spillway_failing_calls"]
               for name in ("failing_calls", "failing_runs")},
            **{f"python.{name}": ["spillway", "spillway_python_emulated"]
