@@ -104,6 +104,9 @@ struct EmbeddedOptions {
   /// the framework reads all of them where they are kept. On the host the device is as much of its
   /// memory.
   std::optional<Bytes> device_memory;
+  /// On the host, copies to and from that memory take as long as over a link of this rate.
+  /// Absent: as long as they take.
+  std::optional<double> host_link_gbps;
   /// As much of gradients may wait on the device to be brought away; then `add_gradient` blocks.
   /// One is always taken. Absent: any.
   std::optional<Bytes> gradient_memory;

@@ -6,7 +6,6 @@ import pytest
 import torch
 from block_model import BlockModel
 from peft import LoraConfig, get_peft_model
-from torch.autograd.graph import saved_tensors_hooks
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import spillway
@@ -35,12 +34,11 @@ def model_of_blocks(recomputes=False):
     return BlockModel(Block, 8, 128, recomputes)
 
 
-def make(budget=None, dtype=torch.float32, recomputes=False, deferred=False,
-         activation_memory=None, **options):
+def make(budget=None, dtype=torch.float32, recomputes=False, deferred=False, **options):
     torch.manual_seed(1)
     model = model_of_blocks(recomputes).to(dtype)
     if budget is not None:
-        offload_model(model, budget, activation_memory=activation_memory)
+        offload_model(model, budget)
     if deferred:
         options["deferred"] = model
     return model, OffloadedAdamW(model.parameters(), lr=1e-2, max_norm=1.0, **options)
@@ -165,57 +163,6 @@ def test_adapters_of_a_frozen_model_train_within_a_quarter_of_it():
     held = {what: size for tier, what, size in shard.trainer.memory() if tier == "host"}
     assert held["frozen parameters"] > 0.9 * size
     assert held["optimizer state"] == 96 * 4096 * 12
-
-
-class Resident:
-    """Counts what autograd saves beside parameters, each storage once."""
-
-    def __init__(self, model):
-        self.addresses = {p.untyped_storage().data_ptr() for p in model.parameters()}
-        self.sizes = {}
-
-    def __enter__(self):
-        def pack(tensor):
-            storage = tensor.untyped_storage()
-            if storage.data_ptr() not in self.addresses:
-                self.sizes[storage.data_ptr()] = storage.nbytes()
-            return tensor
-
-        self.context = saved_tensors_hooks(pack, lambda saved: saved)
-        self.context.__enter__()
-
-    def __exit__(self, *_):
-        self.context.__exit__(None, None, None)
-
-
-@pytest.mark.parametrize("recomputes", [False, True])
-def test_saved_activations_leave_the_device_and_come_back(recomputes):
-    resident, resident_optimizer = make(recomputes=recomputes)
-    streamed, optimizer = make("400KB", recomputes=recomputes, activation_memory="4MB")
-    saved = Resident(resident)
-    with saved:
-        resident(batch(0, 100))
-    for _ in range(2):
-        assert train(resident, resident_optimizer, range(3), rows=100) == train(
-            streamed, optimizer, range(3), rows=100)
-    assert same(resident, streamed)
-    # One storage at a time, of about seventy; where blocks are recomputed, of their eight inputs.
-    activations = streamed._spillway_streaming.activations
-    total = sum(saved.sizes.values())
-    assert 0 < activations.most_device_bytes <= total / (8 if recomputes else 16)
-    assert activations.memory.most == pytest.approx(total, rel=0.1)
-    assert activations.device_bytes == activations.memory.used == 0
-    assert len(streamed.blocks[0].seen) == (12 if recomputes else 6)
-    loss = streamed(batch(0, 100))
-    loss.backward(retain_graph=True)
-    assert activations.device_bytes == 0 < activations.memory.used
-
-
-def test_says_when_saved_activations_do_not_fit():
-    model, optimizer = make("400KB", activation_memory="100KB")
-    with pytest.raises(spillway.DoesNotFitError, match="activation_memory is 100000"):
-        train(model, optimizer, [0], rows=100)
-    train(model, optimizer, [0], rows=1)  # whose tensors are small and stay
 
 
 def test_blocks_may_be_recomputed_and_evaluated():

@@ -35,14 +35,15 @@ SCRIPTS = {**{f"mpi.{name}": ["spillway", "spillway_mpi"]
            "tcp.run": ["spillway"],
            **{f"python.{name}": ["spillway", "spillway_python"] for name in (
                "alone", "arguments", "by_hand", "callbacks", "cut_off", "deepspeed",
-               "deepspeed_checkpoint", "deepspeed_names", "deepspeed_scripts", "deferred", "device",
-               "engine", "engine_ranks", "forecast", "forked", "handed_back", "handed_over",
-               "handles", "huggingface", "huggingface_resume", "interrupted", "jax", "jax_writes",
-               "layout", "lifetime", "missing", "native_run", "optimizers", "optimizers_state",
-               "paths", "raised", "ranks", "ranks_deferred", "ranks_gradients", "ranks_writes",
-               "saved_groups", "saved_state", "scaled", "streamed_views", "streaming",
-               "torch_calls", "trainer_optimizers", "trainer_ranks", "trainer_streaming",
-               "trainer_tuning", "writes")},
+               "deepspeed_checkpoint", "deepspeed_names", "deepspeed_scripts", "deferred",
+               "device", "engine", "engine_ranks", "forecast", "forked", "handed_back",
+               "handed_over", "handles", "huggingface", "huggingface_resume", "interrupted",
+               "jax", "jax_writes", "layout", "lifetime", "missing", "native_run", "optimizers",
+               "optimizers_state", "paths", "raised", "ranks", "ranks_deferred",
+               "ranks_gradients", "ranks_writes", "saved_groups", "saved_state", "scaled",
+               "streamed_activations", "streamed_views", "streaming", "torch_calls",
+               "trainer_optimizers", "trainer_ranks", "trainer_streaming", "trainer_tuning",
+               "writes")},
            **{f"python.{name}": ["spillway", "spillway_python", "spillway_failing_calls"]
               for name in ("failing_calls", "failing_runs")},
            **{f"python.{name}": ["spillway", "spillway_python_emulated"]

@@ -19,6 +19,7 @@ config::TrainOptions train_options(const EmbeddedOptions& options) {
   train.device_index = options.device_index;
   train.nvme = options.nvme;
   train.host_memory = options.host_memory;
+  train.host_link_gbps = options.host_link_gbps;
   train.threads = options.threads;
   train.isa = options.isa;
   train.seed = options.seed;

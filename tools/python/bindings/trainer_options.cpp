@@ -143,6 +143,7 @@ void add_trainer_options(nb::module_& module) {
           "freed_values", [](const EmbeddedOptions& o) { return o.freed_values.value(); },
           [](EmbeddedOptions& o, std::uint64_t bytes) { o.freed_values = Bytes{bytes}; })
       .def_rw("device_index", &EmbeddedOptions::device_index)
+      .def_rw("host_link_gbps", &EmbeddedOptions::host_link_gbps, nb::arg().none())
       .def_rw("groups", &EmbeddedOptions::groups)
       .def_rw("gradients_per_step", &EmbeddedOptions::gradients_per_step)
       .def_rw("defers_updates", &EmbeddedOptions::defers_updates)

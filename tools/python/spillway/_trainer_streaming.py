@@ -11,7 +11,7 @@ from spillway.torch import OffloadedSGD, offload_model
 from spillway.torch._alone import processes
 
 #: What `spillway` of a Trainer says of streaming: arguments of `offload_model`.
-_KEYS = ("device_memory", "activation_memory", "blocks")
+_KEYS = ("device_memory", "activation_memory", "activation_window", "blocks")
 
 
 def take_streaming(options: dict[str, Any], model: Any) -> dict[str, Any]:

@@ -73,10 +73,10 @@ class Offloaded:
     state in the folder `spillway`, written block by block. `optimizers=` may have an optimizer of
     `spillway.torch` in place of `spillway`.
 
-    With `device_memory`, `activation_memory` and `blocks`, which are those of `offload_model`, the
-    model is streamed through the device that the Trainer computes on: `args.device`, the GPU, or a
-    part of host memory. So is one that the program has offloaded itself. A reference model, as that
-    of DPO, is streamed through as much again.
+    With `device_memory`, `activation_memory`, `activation_window` and `blocks`, which are those of
+    `offload_model`, the model is streamed through the device that the Trainer computes on:
+    `args.device`, the GPU, or a part of host memory. So is one that the program has offloaded
+    itself. A reference model, as that of DPO, is streamed through as much again.
 
     Several processes, as torchrun starts them, train together as ranks, with the model on each;
     `stage` is that of the optimizer.

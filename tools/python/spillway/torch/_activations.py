@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-from spillway.errors import DoesNotFitError
+from spillway.errors import DoesNotFitError, InvalidArgumentError
+from spillway.torch._copies import Copy, Lane, Started, engine_of
 
 #: A tensor of fewer bytes stays on the device: its copy would take longer than it spares.
 LEAST = 4096
@@ -52,14 +53,19 @@ class HostMemory:
 class _Kept:
     """The bytes of one storage in host memory, as long as somebody may need them there."""
 
-    def __init__(self, memory: HostMemory, source: torch.UntypedStorage,
-                 device: torch.device) -> None:
+    def __init__(self, number: int, memory: HostMemory, size: int, device: torch.device) -> None:
+        self.number = number  # in the order in which they were saved
         self.device = device
         self.uses = 0  # of autograd that are to come
-        self.back: torch.Tensor | None = None
-        self.host = memory.take(source.nbytes(), device.type == "cuda")
+        self.away: Copy | None = None  # to the host
+        self.back: torch.Tensor | None = None  # on the device again
+        self.coming: Started | None = None  # what fills `back`, until its first use
+        self.host = memory.take(size, device.type == "cuda")
         weakref.finalize(self, memory.give_back, self.host)
-        self.host.copy_(_bytes(source, device), non_blocking=True)
+
+    def is_on_device(self) -> bool:
+        """Whether the bytes have not left the device yet, or come back or came."""
+        return self.back is not None or self.away.source is not None
 
 
 class _View(NamedTuple):
@@ -78,28 +84,46 @@ def _bytes(storage: torch.UntypedStorage, device: torch.device) -> torch.Tensor:
 
 class Activations:
     """Takes what autograd saves in the forward passes of `model` to host memory, whole storages at
-    once, and brings each back when backward needs it first.
+    once, and brings them back in the reverse order, ahead of the backward pass.
 
-    Copies are on the stream of the passes, so that memory is used again in order. What is small,
-    a part of much larger memory, a parameter or a buffer stays where it is, and so does what the
-    hooks of somebody else save, such as those of torch.utils.checkpoint within blocks.
+    Passes wait for no copy while `window` bytes or fewer are on their way in a direction: that is
+    as much memory of the device as copies take in each. What is small, a part of much larger
+    memory, a parameter or a buffer stays where it is, and so does what the hooks of somebody else
+    save, such as those of torch.utils.checkpoint within blocks.
     """
 
-    def __init__(self, model: torch.nn.Module, limit: int) -> None:
+    def __init__(self, model: torch.nn.Module, limit: int, window: int | None = None,
+                 host_link_gbps: float | None = None) -> None:
         self.memory = HostMemory(limit)
         self.device_bytes = 0  # that were brought back and are there
         self.most_device_bytes = 0
+        #: Bytes, by default the most that one block has saved so far.
+        self.window = 0 if window is None else window
+        self._learns_window = window is None
+        self._saved_in_block: int | None = None  # None: outside of blocks
         self._staying: set[int] = set()
         self._newest: dict[int, tuple[weakref.ref, int, weakref.ref]] = {}  # by address
         self._contexts: list[saved_tensors_hooks] = []
+        self._order: list[weakref.ref[_Kept]] = []
+        self._coming: weakref.WeakSet[_Kept] = weakref.WeakSet()
+        self._link = host_link_gbps
+        self._away: Lane | None = None  # made for the device of the first tensor
+        self._back: Lane | None = None
         model.register_forward_pre_hook(self._begin)
         model.register_forward_hook(self._end, always_call=True)
+
+    def begin_block(self) -> None:
+        self._saved_in_block = 0
+
+    def end_block(self) -> None:
+        self._saved_in_block = None
 
     def _begin(self, model: torch.nn.Module, _args: Any) -> None:
         if not self._contexts:
             self._staying = {tensor.untyped_storage().data_ptr()
                              for tensor in (*model.parameters(), *model.buffers())}
             self._newest.clear()
+            self._renumber()
         context = saved_tensors_hooks(self._pack, self._unpack)
         context.__enter__()
         self._contexts.append(context)
@@ -107,6 +131,12 @@ class Activations:
     def _end(self, _model: torch.nn.Module, _args: Any, _output: Any) -> None:
         if self._contexts:
             self._contexts.pop().__exit__(None, None, None)
+
+    def _renumber(self) -> None:
+        alive = [kept for found in self._order if (kept := found()) is not None]
+        for number, kept in enumerate(alive):
+            kept.number = number
+        self._order = [weakref.ref(kept) for kept in alive]
 
     def _pack(self, tensor: torch.Tensor) -> torch.Tensor | _View:
         if tensor.layout != torch.strided:
@@ -126,23 +156,77 @@ class Activations:
             kept = found()
             if kept is not None and source() is storage and version == tensor._version:
                 return kept
-        kept = _Kept(self.memory, storage, tensor.device)
+        kept = self._take_away(storage, tensor)
         self._newest[storage.data_ptr()] = (weakref.ref(storage), tensor._version,
                                             weakref.ref(kept))
+        return kept
+
+    def _take_away(self, storage: torch.UntypedStorage, tensor: torch.Tensor) -> _Kept:
+        if self._away is None:
+            self._away, self._back = (Lane(engine_of(tensor.device, self._link))
+                                      for _ in range(2))
+        size = storage.nbytes()
+        if self._learns_window and self._saved_in_block is not None:
+            self._saved_in_block += size
+            self.window = max(self.window, self._saved_in_block)
+        kept = _Kept(len(self._order), self.memory, size, tensor.device)
+        kept.away = self._away.start(kept.host, _bytes(storage, tensor.device), self.window,
+                                     watched=tensor.detach())
+        self._order.append(weakref.ref(kept))
         return kept
 
     def _unpack(self, saved: torch.Tensor | _View) -> torch.Tensor:
         if isinstance(saved, torch.Tensor):
             return saved
         kept = saved.kept
-        back = kept.back
-        if back is None:
-            back = kept.host.to(kept.device, non_blocking=True, copy=True)
-            self._count(back.nbytes)
-            weakref.finalize(back.untyped_storage(), self._count, -back.nbytes)
+        back = self._bring(kept)
         kept.uses -= 1
-        kept.back = back if kept.uses > 0 else None
+        if kept.uses <= 0:
+            kept.back = None
+            kept.away.is_wanted = False
+        self._fetch_ahead(kept.number)
         return back.view(saved.dtype).as_strided(saved.size, saved.stride, saved.offset)
+
+    def _bring(self, kept: _Kept) -> torch.Tensor:
+        """Returns the bytes on the device."""
+        if kept.away.was_written():
+            raise InvalidArgumentError(
+                "a tensor that backward needs was written in place soon after the forward pass "
+                "had saved it: write to a copy (.clone())")
+        if kept.back is None and kept.away.source is not None:  # it has not left yet
+            return kept.away.source
+        if kept.back is None:
+            self._fetch(kept)
+        if kept.coming is not None:
+            kept.coming.wait()
+            kept.coming = None
+            self._coming.discard(kept)
+        return kept.back
+
+    def _fetch(self, kept: _Kept) -> None:
+        kept.back = torch.empty_like(kept.host, device=kept.device)
+        copy = self._back.start(kept.back, kept.host, self.window)
+        copy.is_wanted = False
+        kept.coming = copy.started
+        self._coming.add(kept)
+        self._count(kept.back.nbytes)
+        weakref.finalize(kept.back.untyped_storage(), self._count, -kept.back.nbytes)
+
+    def _fetch_ahead(self, number: int) -> None:
+        """Begins to bring back what was saved before that, as far as the window goes."""
+        self._away.release_unwanted()
+        self._back.release_unwanted()
+        if not self.window:
+            return
+        ahead = self._away.bytes + sum(kept.host.nbytes for kept in self._coming)
+        for place in range(number - 1, -1, -1):
+            kept = self._order[place]()
+            if kept is None or kept.uses <= 0 or kept.is_on_device():
+                continue
+            if ahead + kept.host.nbytes > (self.window if ahead else kept.host.nbytes):
+                break
+            ahead += kept.host.nbytes
+            self._fetch(kept)
 
     def _count(self, size: int) -> None:
         self.device_bytes += size

@@ -98,6 +98,7 @@ class WithRegistration(WithState):
                     "made, or is of another element type; make the optimizer again, with "
                     "parameters of one element type")
             options.device_memory = streaming.device_memory
+            options.host_link_gbps = streaming.host_link_gbps
             frozen = streaming.frozen()
             check_memory([*entries, *frozen])
         if self._ranks is None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -23,7 +24,9 @@ __all__ = ["offload_model"]
 def offload_model(model: torch.nn.Module, device_memory: str | int,
                   blocks: list[torch.nn.Module] | None = None,
                   activation_memory: str | int | None = None,
-                  device: str | torch.device = "cpu") -> torch.nn.Module:
+                  device: str | torch.device = "cpu",
+                  activation_window: str | int | None = None,
+                  host_link_gbps: float | None = None) -> torch.nn.Module:
     """Streams the parameters of `model` through `device_memory` bytes, and returns the model.
 
     Call it before the optimizer is made, which must be one of `spillway.torch`: it keeps the
@@ -38,13 +41,16 @@ def offload_model(model: torch.nn.Module, device_memory: str | int,
     trained is of one element type.
 
     What operations of the model save for backward beside parameters stays on the device, or, with
-    `activation_memory`, waits in as many bytes of host memory.
+    `activation_memory`, waits in as many bytes of host memory. `activation_window` bytes of it may
+    be on their way in each direction, beside the passes, and take as much memory of the device; by
+    default it is the most that one block saves.
 
     `device` is the GPU that computes, such as "cuda" or "cuda:1". The model is given on the CPU.
     Its buffers move to the GPU now and what stays there when the optimizer is made; parameters of
     blocks are CPU tensors wherever no pass of their block needs them. Inputs are CUDA tensors. A
     block computes on one stream, that of its inputs and outputs. On the CPU, the device is a part
-    of host memory with a budget.
+    of host memory with a budget, and with `host_link_gbps` copies to and from it take as long as
+    over a link of that many GB/s.
 
     A block that returns or keeps a tensor in the memory of its parameters, such as a view, raises
     NotSupportedError once its pass is over.
@@ -52,10 +58,35 @@ def offload_model(model: torch.nn.Module, device_memory: str | int,
     if hasattr(model, "_spillway_streaming"):
         raise InvalidArgumentError("the model is offloaded already")
     found = find_blocks(model) if blocks is None else list(blocks)
-    streaming = Streaming(model, device_memory, found, activation_memory, _checked(device))
+    device = _checked(device)
+    if host_link_gbps is not None:
+        _check_link(host_link_gbps, device)
+    activations = _activations(model, activation_memory, activation_window, host_link_gbps)
+    streaming = Streaming(model, device_memory, found, activations, device)
+    streaming.host_link_gbps = host_link_gbps
     model._spillway_streaming = streaming
     streaming.move_buffers(model)
     return model
+
+
+def _check_link(gigabytes_per_second: float, device: torch.device) -> None:
+    if device.type != "cpu":
+        raise InvalidArgumentError(f"host_link_gbps is {gigabytes_per_second}, and device is "
+                                   f"{device}: it is for rehearsals on the CPU; leave it out")
+    if not 0 < gigabytes_per_second < math.inf:
+        raise InvalidArgumentError(f"host_link_gbps is {gigabytes_per_second}; it is above 0")
+
+
+def _activations(model: torch.nn.Module, memory: str | int | None, window: str | int | None,
+                 host_link_gbps: float | None) -> Activations | None:
+    if memory is None:
+        if window is not None:
+            raise InvalidArgumentError(f"activation_window is {window}, and there is no "
+                                       "activation_memory: give both, or leave it out")
+        return None
+    return Activations(model, native.parse_bytes(str(memory)),
+                       None if window is None else native.parse_bytes(str(window)),
+                       host_link_gbps)
 
 
 def _checked(device: str | torch.device) -> torch.device:
@@ -143,13 +174,12 @@ class Streaming:
     """Enters and leaves the units of one model, which are its blocks."""
 
     def __init__(self, model: torch.nn.Module, device_memory: str | int,
-                 blocks: list[torch.nn.Module], activation_memory: str | int | None,
+                 blocks: list[torch.nn.Module], activations: Activations | None,
                  device: torch.device) -> None:
         self.device_memory = str(device_memory)
         self.device = device
-        self.activations = None
-        if activation_memory is not None:
-            self.activations = Activations(model, native.parse_bytes(str(activation_memory)))
+        self.host_link_gbps: float | None = None
+        self.activations = activations
         self._names = {parameter: name for name, parameter in model.named_parameters()}
         self._parameters: list[list[torch.nn.Parameter]] = [[] for _ in blocks]
         for parameter, unit in units_of(model, blocks).items():
@@ -265,6 +295,8 @@ class Streaming:
             if not backward:
                 self._shard.end_updates(self._indices[unit])
             self._inside = unit
+            if self.activations is not None and not backward:
+                self.activations.begin_block()
             self._uses = []
             for index in self._indices[unit]:
                 memory = self._shard.device_view(index)
@@ -284,6 +316,8 @@ class Streaming:
                                                self._kept[-1]))
                 self._kept.pop()
             self._inside = None
+            if self.activations is not None:
+                self.activations.end_block()
             self._shard.leave(unit)
         if not is_whole or not self._left_behind(memory):
             return
