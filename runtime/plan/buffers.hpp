@@ -4,7 +4,6 @@
 
 #include <compare>
 #include <cstdint>
-#include <span>
 #include <string>
 #include <string_view>
 
@@ -77,40 +76,12 @@ enum class PoolKind : std::uint8_t {
   disk_saved_activations,  ///< by layer's first block and micro-batch
   disk_state,              ///< by tile, both slots
 };
-inline constexpr std::size_t kPoolCount = 53;
+inline constexpr std::size_t kPoolCount = static_cast<std::size_t>(PoolKind::disk_state) + 1;
 
-/// How the buffers of a pool follow each other.
-enum class PoolLayout : std::uint8_t {
-  // What belongs to a block: it has its share of these, or none.
-  tiles,     ///< by tile
-  versions,  ///< by version of the weights and tile
-  blocks,    ///< by block
-  layers,    ///< by layer and micro-batch
-  saved,     ///< by layer's first block and micro-batch
-  // What blocks share.
-  row,             ///< a number of them
-  slots,           ///< taken in turn
-  gradient_slots,  ///< likewise; as many as gradients may be on their way, in each of these pools
-};
-
-/// A row of the table of pools.
-struct PoolRule {
-  PoolKind pool;
-  Tier tier;
-  std::string_view name;   ///< in the text of a plan
-  std::string_view label;  ///< its line in the memory table
-  PoolLayout layout;
-
-  /// Whether buffers come and go while a list is built.
-  [[nodiscard]] bool takes_turns() const { return layout >= PoolLayout::slots; }
-};
-[[nodiscard]] const PoolRule& rule_of(PoolKind pool);
-[[nodiscard]] inline Tier tier_of(PoolKind pool) { return rule_of(pool).tier; }
-[[nodiscard]] inline std::string_view name_of(PoolKind pool) { return rule_of(pool).name; }
-[[nodiscard]] inline std::string_view label_of(PoolKind pool) { return rule_of(pool).label; }
-
-/// Returns the pools whose buffers belong to blocks, in their order.
-[[nodiscard]] std::span<const PoolKind> block_pools();
+// What the table of pools says (placement/pool_table.hpp).
+[[nodiscard]] Tier tier_of(PoolKind pool);
+[[nodiscard]] std::string_view name_of(PoolKind pool);   ///< in the text of a plan
+[[nodiscard]] std::string_view label_of(PoolKind pool);  ///< its line in the memory table
 
 /// A buffer of a pool, or several in a row.
 struct Buffer {

@@ -62,10 +62,10 @@ Row MemorySums::row(PoolKind pool, const Placement& placement) const {
       .leaving = Bytes{leaving_.largest(sizes_->saved_sizes())},
       .staged = Bytes{staged_.largest(sizes_->saved_sizes())},
       .recomputed = Bytes{recomputed_.largest(sizes_->saved_sizes())},
+      .lands = sizes_->workload().sums_gradients() &&
+               share_of(PoolKind::host_gradients) > share_of(PoolKind::device_sums),
   };
-  const bool lands = sizes_->workload().sums_gradients() &&
-                     share_of(PoolKind::host_gradients) > share_of(PoolKind::device_sums);
-  return row_of(pool, *sizes_, placement, strides, lands);
+  return row_of(pool, *sizes_, placement, strides);
 }
 
 Bytes memory_total(const Placement& placement, const MemorySums& sums, Tier tier) {

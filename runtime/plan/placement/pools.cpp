@@ -29,6 +29,26 @@ std::uint32_t index_in(const std::vector<std::uint64_t>& sorted, std::uint64_t v
   return static_cast<std::uint32_t>(std::ranges::lower_bound(sorted, value) - sorted.begin());
 }
 
+/// Whether a run whose passes another framework runs has buffers of the pool.
+bool is_in_external(const PoolRule& rule, const Workload& workload) {
+  return rule.external == ExternalRuns::all ||
+         (rule.external == ExternalRuns::streamed && workload.streams_external);
+}
+
+/// Returns the slots through which gradients of whole blocks pass, and behind them that of vectors.
+Row gradient_row(const PoolRule& rule, SizedBuffer buffer, const Placement& placement) {
+  const auto bytes = [&](ElementCount elements) {
+    buffer.elements = elements;
+    return rule.size(buffer);
+  };
+  const Bytes first = bytes(buffer.sizes.gradient_slot());
+  if (first == Bytes{}) return {};
+  return {.first = first,
+          .count = placement.gradient_slots - 1,
+          .each = bytes(buffer.sizes.narrow_slots().of(placement.gradient_slots)),
+          .last = bytes(vector_elements(buffer.sizes.workload()))};
+}
+
 class PoolMaker {
  public:
   PoolMaker(const Workload& workload, const Placement& placement)
@@ -50,7 +70,6 @@ class PoolMaker {
     for (std::size_t p = 0; p < kPoolCount; ++p) {
       lay_row(pools_[p], sums_.row(static_cast<PoolKind>(p), placement_));
     }
-    at(PoolKind::checksums).ends.assign(tiles_.size(), 0);
     return std::move(pools_);
   }
 
@@ -138,72 +157,6 @@ Bytes PoolSizes::saved(std::uint32_t block) const {
   return head ? Bytes{} : workload_->blocks[block].saved_bytes;
 }
 
-bool PoolSizes::has_share(PoolKind pool, std::uint32_t block, const BlockCut& cut) const {
-  const auto boundary_is = [&](Tier home) {
-    const Block& b = blocks_[block];
-    return b.starts_layer && workload_->has_output(workload_->layer_of(block)) &&
-           boundary_home(cut.output, b.output_waits) == home;
-  };
-  switch (pool) {
-    case PoolKind::resident_parameters: return cut.resident() && !workload_->shares_updates();
-    case PoolKind::stashed_parameters: return cut.resident() && workload_->stage.stays_full();
-    case PoolKind::whole_parameters: return cut.resident() && workload_->shares_updates();
-    case PoolKind::device_state:
-    case PoolKind::device_gradients:
-    case PoolKind::device_leaves: return cut.state == Tier::device;
-    case PoolKind::device_sums:
-      return cut.state != Tier::device && cut.gradients == Tier::device &&
-             workload_->sums_gradients();
-    case PoolKind::host_parameters:
-    case PoolKind::host_gradients: return cut.state != Tier::device;
-    case PoolKind::host_stash: return !cut.resident() && workload_->stage.stays_full();
-    case PoolKind::host_frozen: return !cut.resident();
-    case PoolKind::secondary_parameters: return workload_->keeps_secondary(block);
-    case PoolKind::host_state: return cut.state == Tier::host;
-    case PoolKind::host_leaves: return true;
-    case PoolKind::disk_state: return commits_ || cut.state == Tier::nvme;
-    case PoolKind::boundaries: return boundary_is(Tier::device);
-    case PoolKind::host_boundaries: return boundary_is(Tier::host);
-    case PoolKind::disk_boundaries: return boundary_is(Tier::nvme);
-    case PoolKind::saved_activations: return cut.saved && !saved_leaves(block, cut);
-    case PoolKind::host_saved_activations:
-      return saved_leaves(block, cut) && cut.saved == Tier::host;
-    case PoolKind::disk_saved_activations:
-      return saved_leaves(block, cut) && cut.saved == Tier::nvme;
-    default: return false;
-  }
-}
-
-Bytes PoolSizes::buffer_bytes(PoolKind pool, std::uint32_t block, ElementCount tile) const {
-  switch (pool) {
-    case PoolKind::resident_parameters:
-    case PoolKind::stashed_parameters:
-    case PoolKind::host_stash:
-    case PoolKind::host_parameters: return bytes_of(tile, workload_->compute);
-    case PoolKind::whole_parameters:
-      return bytes_of(workload_->blocks[block].padded_parameters, workload_->compute);
-    case PoolKind::device_state:
-    case PoolKind::host_state: return state_bytes(format_, tile);
-    // Both slots of a tile that is on disk, whatever its tier.
-    case PoolKind::disk_state: return slot_bytes(format_, tile) * 2U;
-    case PoolKind::device_gradients:
-    case PoolKind::device_sums:
-    case PoolKind::host_gradients: return bytes_of(tile, waiting_gradient_dtype(*workload_));
-    case PoolKind::device_leaves:
-    case PoolKind::host_leaves: return Bytes{tile.value() / kLeafParameters * sizeof(double)};
-    case PoolKind::boundaries:
-    case PoolKind::host_boundaries: return workload_->boundary_bytes;
-    case PoolKind::host_frozen: return workload_->blocks[block].frozen_bytes;
-    case PoolKind::secondary_parameters:
-      return bytes_of(workload_->secondary_elements(block), workload_->compute);
-    case PoolKind::disk_boundaries: return in_pages(workload_->boundary_bytes);
-    case PoolKind::saved_activations:
-    case PoolKind::host_saved_activations: return saved(block);
-    case PoolKind::disk_saved_activations: return in_pages(saved(block));
-    default: return {};
-  }
-}
-
 /// Returns the size of all buffers in a block's share.
 Bytes PoolSizes::share(PoolKind pool, std::uint32_t block) const {
   const PoolLayout layout = rule_of(pool).layout;
@@ -216,6 +169,22 @@ Bytes PoolSizes::share(PoolKind pool, std::uint32_t block) const {
   Bytes sum = buffer_bytes(pool, block, tile_parameters_) * (shard / tile_parameters_);
   if (rest > ElementCount{}) sum += buffer_bytes(pool, block, rest);
   return sum * std::uint64_t{versions_in(layout, *workload_)};
+}
+
+std::uint32_t slots_of(PoolKind pool, const Workload& workload, const Placement& placement) {
+  return static_cast<std::uint32_t>(
+      std::get<PoolRule::Count>(rule_of(pool).owner)(workload, placement));
+}
+
+Row row_of(PoolKind pool, const PoolSizes& sizes, const Placement& p, const Strides& strides) {
+  const PoolRule& rule = rule_of(pool);
+  const Workload& w = sizes.workload();
+  if (w.external && !is_in_external(rule, w)) return {};
+  const SizedBuffer buffer{.sizes = sizes, .strides = strides};
+  const auto* count = std::get_if<PoolRule::Count>(&rule.owner);
+  if (count == nullptr) return rule.behind == nullptr ? Row{} : Row{.last = rule.behind(buffer)};
+  if (rule.layout == PoolLayout::gradient_slots) return gradient_row(rule, buffer, p);
+  return {.count = (*count)(w, p), .each = rule.size(buffer)};
 }
 
 Pools make_pools(const Workload& workload, const Placement& placement) {

@@ -11,6 +11,7 @@
 
 #include "runtime/plan/buffers.hpp"
 #include "runtime/plan/placement/placement.hpp"
+#include "runtime/plan/placement/pool_table.hpp"
 #include "runtime/plan/workload.hpp"
 
 namespace spillway::plan {
@@ -56,10 +57,14 @@ class PoolSizes {
             bool commits);
 
   /// Whether a block that is placed so has its share of a pool of blocks.
-  [[nodiscard]] bool has_share(PoolKind pool, std::uint32_t block, const BlockCut& cut) const;
+  [[nodiscard]] bool has_share(PoolKind pool, std::uint32_t block, const BlockCut& cut) const {
+    return std::get<PoolRule::HasShare>(rule_of(pool).owner)(*this, block, cut);
+  }
   /// Bytes of one of the buffers in a block's share: of a tile of so many parameters, or of a
   /// micro-batch.
-  [[nodiscard]] Bytes buffer_bytes(PoolKind pool, std::uint32_t block, ElementCount tile) const;
+  [[nodiscard]] Bytes buffer_bytes(PoolKind pool, std::uint32_t block, ElementCount tile) const {
+    return rule_of(pool).size({.sizes = *this, .block = block, .elements = tile});
+  }
   /// Whether what the block saves leaves the device.
   [[nodiscard]] bool saved_leaves(std::uint32_t block, const BlockCut& cut) const {
     return cut.saved.value_or(Tier::device) != Tier::device && saved(block) > Bytes{};
@@ -73,9 +78,13 @@ class PoolSizes {
   [[nodiscard]] ElementCount gradient_slot() const { return gradient_slot_; }
   [[nodiscard]] const NarrowSlots& narrow_slots() const { return narrow_slots_; }
   [[nodiscard]] Bytes frozen_slot() const { return frozen_slot_; }
+  [[nodiscard]] StateFormat format() const { return format_; }
+  [[nodiscard]] ElementCount tile_parameters() const { return tile_parameters_; }
+  [[nodiscard]] bool commits() const { return commits_; }
+  /// Bytes that a block saves; the head saves nothing.
+  [[nodiscard]] Bytes saved(std::uint32_t block) const;
 
  private:
-  [[nodiscard]] Bytes saved(std::uint32_t block) const;
   [[nodiscard]] Bytes share(PoolKind pool, std::uint32_t block) const;
 
   const Workload* workload_;
@@ -93,27 +102,18 @@ class PoolSizes {
 [[nodiscard]] std::uint32_t slots_of(PoolKind pool, const Workload& workload,
                                      const Placement& placement);
 
-/// The most that a block of a placement needs of each buffer that blocks share.
-struct Strides {
-  ElementCount streamed;  ///< parameters of a block that is streamed
-  Bytes leaving;          ///< what a block saves that leaves the device
-  Bytes staged;           ///< what a block saves that goes to the disk
-  Bytes recomputed;       ///< what a block saves that is recomputed
-};
-
 /// Buffers of one size, and one of another size before and behind them, each left out if it has no
 /// bytes.
 struct Row {
-  Bytes first;
+  Bytes first{};
   std::uint64_t count = 0;
-  Bytes each;
-  Bytes last;
+  Bytes each{};
+  Bytes last{};
   [[nodiscard]] Bytes bytes() const { return first + each * count + last; }
 };
 
-/// Returns the buffers of a pool that do not belong to blocks. `lands`: gradients of some block are
-/// summed on the host, so landing buffers are needed.
+/// Returns the buffers of a pool that do not belong to blocks.
 [[nodiscard]] Row row_of(PoolKind pool, const PoolSizes& sizes, const Placement& placement,
-                         const Strides& strides, bool lands);
+                         const Strides& strides);
 
 }  // namespace spillway::plan

@@ -7,10 +7,13 @@
 #include <optional>
 #include <vector>
 
+#include "runtime/plan/placement/pool_table.hpp"
+
 namespace spillway::plan {
 namespace {
 
 constexpr OpIndex kNone = ~0U;
+constexpr std::size_t kStaged = 1;  // the circumstance in which staging is filled
 constexpr std::array<std::string_view, kCircumstances> kNames{
     "an update is pending", "an update is pending and staging is filled", "no update is pending"};
 
@@ -129,34 +132,13 @@ std::string find_race(const StepPlan& plan, std::size_t circumstance) {
 
 /// Whether a pool's contents outlive the step, for another step to find.
 bool outlives_steps(PoolKind pool, std::size_t circumstance) {
-  switch (pool) {
-    case PoolKind::resident_parameters:
-    case PoolKind::stashed_parameters:
-    case PoolKind::whole_parameters:
-    case PoolKind::device_state:
-    case PoolKind::device_gradients:
-    case PoolKind::host_parameters:
-    case PoolKind::host_stash:
-    case PoolKind::host_frozen:
-    case PoolKind::host_gradients:
-    case PoolKind::host_state:
-    case PoolKind::host_tokens:
-    case PoolKind::disk_state: return true;
-    case PoolKind::state_staging: return circumstance == 1;
-    default: return false;
-  }
+  const Found found = rule_of(pool).found;
+  return found == Found::everything || (found == Found::staged_state && circumstance == kStaged);
 }
 
-/// Returns whether the pool keeps what passes backward need of rounds in flight.
+/// Whether the pool keeps what passes backward need of rounds in flight.
 bool is_of_rounds_in_flight(PoolKind pool) {
-  switch (pool) {
-    case PoolKind::boundaries:
-    case PoolKind::saved_activations:
-    case PoolKind::host_saved_activations:
-    case PoolKind::disk_saved_activations:
-    case PoolKind::device_tokens: return true;
-    default: return false;
-  }
+  return rule_of(pool).found == Found::rounds_in_flight;
 }
 
 /// The plan and the circumstance in which it runs.
