@@ -14,7 +14,6 @@
 #include "runtime/config/keys.hpp"
 #include "runtime/config/options_table.hpp"
 #include "runtime/config/schedule.hpp"
-#include "runtime/plan/operator_tiles.hpp"
 
 namespace spillway::config {
 namespace {
@@ -83,10 +82,18 @@ void validate_stale_weights(Faults& faults, const TrainOptions& options) {
                       rounds, stages, stages));
 }
 
-void validate_operator_tiles(Faults& faults, const TrainOptions& options, const plan::Grid& grid) {
+/// What layers in tiles exclude in this version.
+void validate_operator_tiles(Faults& faults, const TrainOptions& options) {
   if (options.operator_tile == 0) return;
-  const std::string_view excluded = plan::why_no_operator_tiles(grid);
-  require(faults, excluded.empty(), excluded);
+  require(faults, options.pipeline.stages == 1,
+          "in this version the layers of a pipeline are not cut into tiles; remove "
+          "spillway.operator_tile or pipeline.stages");
+  require(faults, options.tensor.ranks == 1,
+          "spillway.operator_tile excludes tensor_parallel.autotp_size, which cuts the matrices "
+          "itself; remove one of the keys");
+  require(faults, !offloads(options.checkpointing),
+          "spillway.checkpointing: with spillway.operator_tile saved activations stay on the "
+          "device; use \"auto\" instead of \"offload\" or \"nvme\"");
 }
 
 /// What a pipeline excludes in this version.
@@ -115,7 +122,6 @@ void validate_pipeline(Faults& faults, const TrainOptions& options) {
                   options.gradient_accumulation_steps, stages, stages));
   require(faults, options.work_order == WorkOrder::layer_major,
           "spillway.work_order micro_batch_major excludes pipeline.stages; remove one of the keys");
-  validate_operator_tiles(faults, options, {.stages = stages});
   require(faults, options.secondary_ranks == 1,
           "in this version the ranks of a pipeline keep no second copy of parameters; remove "
           "zero_optimization.zero_hpz_partition_size or pipeline.stages");
@@ -130,7 +136,6 @@ void validate_tensor(Faults& faults, const TrainOptions& options) {
   require(faults, options.work_order == WorkOrder::layer_major,
           "spillway.work_order micro_batch_major excludes tensor_parallel.autotp_size; remove one "
           "of the keys");
-  validate_operator_tiles(faults, options, {.tensor = options.tensor.ranks});
   require(faults, options.secondary_ranks == 1,
           "in this version the ranks of tensor groups keep no second copy of parameters; remove "
           "zero_optimization.zero_hpz_partition_size or tensor_parallel.autotp_size");
@@ -222,6 +227,7 @@ void validate(const TrainOptions& options) {
   validate_batch(faults, options);
   validate_pipeline(faults, options);
   validate_tensor(faults, options);
+  validate_operator_tiles(faults, options);
   validate_optimizer(faults, options);
   validate_schedule(faults, options.schedule);
   validate_loss_scale(faults, options.loss_scale);

@@ -196,6 +196,7 @@ class OptionsSource {
     options.eval_every = random_();
     if (coin()) options.tensorboard = {coin(), "/t", "a job"};
     if (coin()) options.csv_monitor = {coin(), "", "another"};
+    if (offloads(options.checkpointing)) options.operator_tile = 0;
     options.zero_stage = static_cast<std::uint32_t>(below(4));
     options.secondary_ranks = 1 + static_cast<std::uint32_t>(below(8));
     draw_tensor_group(options);

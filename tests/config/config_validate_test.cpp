@@ -155,6 +155,20 @@ TEST(ConfigValidate, ActivationsLeaveTheDeviceInPipelinesWithoutStaleWeights) {
   }
 }
 
+TEST(ConfigValidate, SavedActivationsOfOperatorTilesStayOnTheDevice) {
+  TrainOptions options;
+  options.operator_tile = 4096;
+  for (const Checkpointing kept : {Checkpointing::automatic, Checkpointing::keep}) {
+    options.checkpointing = kept;
+    EXPECT_NO_THROW(validate(options));
+  }
+  for (const Checkpointing leaving : {Checkpointing::offload, Checkpointing::nvme}) {
+    options.checkpointing = leaving;
+    EXPECT_THAT(validate_error(options).what(),
+                HasSubstr("with spillway.operator_tile saved activations stay on the device"));
+  }
+}
+
 /// The least eps that is accepted is one that every update can add.
 TEST(ConfigValidate, TheLeastEpsIsNotFlushedToZero) {
   for (const double beta2 : {0.0, 0.9, 0.99, 0.999, 0.9999}) {

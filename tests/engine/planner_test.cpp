@@ -3,6 +3,7 @@
 // job has found. Every operation is compared.
 #include "runtime/engine/prepare/planner.hpp"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -10,6 +11,8 @@
 #include <fstream>
 #include <functional>
 #include <string>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "comm/threads/thread_group.hpp"
@@ -174,6 +177,34 @@ TEST_P(PlanOnPaper, HasTheOperationsOfTheOneThatTrains) {
 
 INSTANTIATE_TEST_SUITE_P(Grids, PlanOnPaper, testing::ValuesIn(kGrids),
                          [](const auto& grid) { return std::string(grid.param.name); });
+
+TEST(PlanOfReplicas, RefusesWhatTheyExcludeByTheNameOfTheOption) {
+  const std::pair<Adjust, const char*> excluded[] = {
+      {[](config::TrainOptions& o) { o.operator_tile = 4096; }, "spillway.operator_tile"},
+      {[](config::TrainOptions& o) { o.work_order = config::WorkOrder::micro_batch_major; },
+       "spillway.work_order micro_batch_major"},
+      {[](config::TrainOptions& o) {
+         o.zero_stage = 1;
+         o.pipeline.schedule = config::PipelineSchedule::pipedream_2bw;
+       },
+       "use zero_optimization.stage 0"},
+  };
+  const Planned unasked;
+  for (const auto& [adjust, name] : excluded) {
+    config::TrainOptions options = tiny_options();
+    adjust(options);
+    FoundMachine machine(unasked);
+    RankGroups on_paper({.grid = {.replicas = 2}, .rank = 0});
+    try {
+      std::ignore = plan_rank(tiny_llama(4), options, replicas_of(options, 2), StageLayers::chosen,
+                              machine, on_paper, [](const std::string&) {});
+      FAIL() << name;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::not_supported);
+      EXPECT_THAT(error.what(), testing::HasSubstr(name));
+    }
+  }
+}
 
 }  // namespace
 }  // namespace spillway::engine::planner_test

@@ -3,9 +3,9 @@
 
 #include <map>
 #include <set>
-#include <string_view>
+#include <tuple>
 
-#include "runtime/plan/operator_tiles.hpp"
+#include "runtime/base/error.hpp"
 #include "runtime/plan/placement/boundaries.hpp"
 #include "runtime/plan/predict/simulator.hpp"
 #include "runtime/plan/search/choose.hpp"
@@ -17,14 +17,13 @@ namespace spillway::plan::tiled_step_test {
 namespace {
 
 TEST(OperatorTiles, AreForOneRankWhoseActivationsStayOnTheDevice) {
-  EXPECT_EQ(why_no_operator_tiles({}), "");
-  EXPECT_NE(why_no_operator_tiles({.stages = 2}).find("pipeline.stages"), std::string_view::npos);
-  EXPECT_NE(why_no_operator_tiles({.tensor = 2}).find("autotp_size"), std::string_view::npos);
-  EXPECT_NE(why_no_operator_tiles({.replicas = 2}).find("one rank"), std::string_view::npos);
-  for (const Tier saved : {Tier::host, Tier::nvme}) {
-    EXPECT_NE(why_no_operator_tiles({}, saved).find("spillway.checkpointing"),
-              std::string_view::npos);
-  }
+  const Budgets plenty{1_GiB, 1_GiB, 1_GiB};
+  Workload workload = RandomCases(1).next_tiled().workload;
+  EXPECT_NO_THROW(std::ignore = choose_placement(workload, plenty, {}));
+  const PlacementRequest offload{.keep = true, .offload = true};
+  EXPECT_THROW(std::ignore = choose_placement(workload, plenty, offload), Error);
+  workload.tensor.count = 2;
+  EXPECT_THROW(std::ignore = choose_placement(workload, plenty, {}), Error);
 }
 
 TEST(TiledStepProperty, EveryPlanIsFreeOfRacesAndFindsTheRightContent) {

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "runtime/base/error.hpp"
 #include "runtime/engine/device/model_runtime.hpp"
 #include "runtime/engine/prepare/place.hpp"
 #include "runtime/engine/prepare/score_gradients.hpp"
@@ -49,6 +50,22 @@ void place_fastest(Planned& planned, const plan::Placement& fitting, RankGroups&
       seconds_of_job(ranks, planned.workload.stage.stretch, planned.prediction.step_seconds);
 }
 
+/// Refuses what ranks that have micro-batches of their own exclude in this version.
+void check_replicas(const config::TrainOptions& options, const plan::Replicas& replicas) {
+  if (replicas.count == 1) return;
+  check(options.operator_tile == 0, ErrorCode::not_supported,
+        fmt::format("spillway.operator_tile with more than one rank is not supported, and {} ranks "
+                    "share out a step; remove it",
+                    replicas.count));
+  check(options.work_order == plan::WorkOrder::layer_major, ErrorCode::not_supported,
+        "spillway.work_order micro_batch_major with more than one rank is not supported; remove "
+        "it");
+  check(!has_stale_weights(options.pipeline.schedule) || replicas.sharding == plan::Sharding::none,
+        ErrorCode::not_supported,
+        "this version shares out no state among the replicas of a stage with schedule "
+        "pipedream_2bw; use zero_optimization.stage 0 or the schedule 1f1b");
+}
+
 }  // namespace
 
 plan::Workload PlanningMachine::fit_model(const model::ModelConfig& config,
@@ -61,6 +78,7 @@ plan::Workload PlanningMachine::fit_model(const model::ModelConfig& config,
 Planned plan_rank(const model::ModelConfig& config, config::TrainOptions resolved,
                   const plan::Replicas& replicas, StageLayers stage_layers,
                   PlanningMachine& machine, RankGroups& ranks, const Note& note) {
+  check_replicas(resolved, replicas);
   Planned planned;
   planned.options = std::move(resolved);
   config::TrainOptions& options = planned.options;

@@ -9,7 +9,6 @@
 #include <utility>
 
 #include "runtime/base/error.hpp"
-#include "runtime/plan/operator_tiles.hpp"
 #include "runtime/plan/pipeline/stale.hpp"
 #include "runtime/plan/pipeline/timeline.hpp"
 
@@ -91,7 +90,7 @@ void check_full_pipeline(const Workload& workload, const Pipeline& pipeline) {
   check(workload.replicas.count == 1 || workload.replicas.sharding == Sharding::none,
         ErrorCode::not_supported,
         "this version shares out no state among the replicas of a stage with schedule "
-        "pipedream_2bw; use zero_optimization.stage 0 or the schedule 1f1b");
+        "pipedream_2bw; plan whole replicas, or the schedule 1f1b");
 }
 
 Stage stage_of_full_pipeline(const Pipeline& pipeline, const std::vector<StageSeconds>& seconds,
@@ -208,9 +207,8 @@ void empty_other_stages(Workload& workload) {
 Workload workload_of_stage(const Workload& workload, const Pipeline& given, std::uint32_t stage) {
   Pipeline pipeline = given;
   pipeline.tied_head = workload.tied_head;
-  const std::string_view excluded = why_no_operator_tiles({.stages = pipeline.stages});
-  check(!workload.operator_tiles || excluded.empty(), ErrorCode::not_supported, excluded);
-  SPILLWAY_ASSERT(!workload.operator_tiles && "one stage has nothing to cut");
+  check(!workload.operator_tiles, ErrorCode::not_supported,
+        "in this version layers in tiles are not cut into stages; plan whole layers");
   const bool full = has_stale_weights(pipeline.schedule);
   if (full) check_full_pipeline(workload, pipeline);
   const std::vector<BlockRange> parts = cut_layers(workload, pipeline);

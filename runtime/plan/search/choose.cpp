@@ -3,11 +3,9 @@
 #include <algorithm>
 #include <optional>
 #include <set>
-#include <string_view>
 #include <vector>
 
 #include "runtime/base/error.hpp"
-#include "runtime/plan/operator_tiles.hpp"
 #include "runtime/plan/placement/boundaries.hpp"
 #include "runtime/plan/search/moves.hpp"
 
@@ -76,14 +74,15 @@ class Chooser {
     check(
         workload_.replicas.count == 1 || request_.state != Tier::device, ErrorCode::not_supported,
         "state on the device with more than one rank is not supported; ask for state on the host");
-    if (workload_.operator_tiles) {
-      const auto saved = request_.offload ? request_.offload_to : Tier::device;
-      const std::string_view excluded = why_no_operator_tiles(workload_.grid(), saved);
-      check(excluded.empty(), ErrorCode::not_supported, excluded);
-    }
+    check(!workload_.operator_tiles || workload_.grid().ranks() == 1, ErrorCode::not_supported,
+          "layers in tiles with more than one rank are not supported; plan whole layers");
+    check(!workload_.operator_tiles || !request_.offload, ErrorCode::not_supported,
+          "saved activations of layers in tiles stay on the device; ask for that, or plan whole "
+          "layers");
     check(workload_.replicas.count == 1 || request_.order == WorkOrder::layer_major,
           ErrorCode::not_supported,
-          "spillway.work_order micro_batch_major with more than one rank is not supported");
+          "one micro-batch after the other with more than one rank is not supported; ask for "
+          "layer-major order");
     SPILLWAY_ASSERT(!request_.offload || request_.keep == true);
     SPILLWAY_ASSERT(request_.offload_share == 0 || (!request_.keep && !workload_.operator_tiles));
   }
