@@ -56,7 +56,8 @@ class PassBench {
         setup_, model_,
         plan::used_by(pass, plan::make_pools(setup_.work.workload, setup_.work.placement)));
     fill(engine, numbers_);
-    engine.actions().decisions().loss_gradient_scale = 1;
+    const StepDecisions decisions{.loss_gradient_scale = 1};
+    engine.actions().follow(decisions);
     const auto executor = engine.prepare(std::move(pass));
     const auto run = [&] { executor->run_on_stream(engine.actions(), plan::Lane::gpu); };
     if (!warm_) warm_up(run);
