@@ -268,11 +268,8 @@ PlannedRun::PlannedRun(const TrainRequest& request, RankGroups& ranks_of_job)
 }
 
 EngineSetup PlannedRun::engine_setup() const {
-  return {.work = {.config = config(),
-                   .options = plan.options,
-                   .workload = plan.workload,
-                   .budgets = plan.budgets,
-                   .placement = plan.placement},
+  return {.config = config(),
+          .plan = plan,
           .store = {.options = store_options,
                     .start = resume_at ? Start::resumed : Start::anew,
                     .resume_at = resume_at},

@@ -149,8 +149,8 @@ class BareEngine {
     store.directories = {directory};
     store.engine = options.io_engine;
     std::filesystem::create_directories(directory);
-    return {.work = {.config = harness.config(),
-                     .options = options,
+    return {.config = harness.config(),
+            .plan = {.options = options,
                      .workload = workload,
                      .budgets = budgets,
                      .placement = placement},

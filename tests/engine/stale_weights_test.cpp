@@ -121,8 +121,8 @@ class StaleHarness : public RanksHarness {
     const plan::Budgets budgets{1_GiB, 1_GiB, 1_GiB};
     const plan::Workload workload =
         make_workload(config(), *model.transformer, options, in_fixed_order());
-    const EngineSetup setup{.work = {.config = config(),
-                                     .options = options,
+    const EngineSetup setup{.config = config(),
+                            .plan = {.options = options,
                                      .workload = workload,
                                      .budgets = budgets,
                                      .placement = place(config(), options, workload, budgets)}};

@@ -86,8 +86,8 @@ class ResidentModel {
                                 .host = plan::kUncounted,
                                 .nvme = plan::kUncounted};
     plan::Placement placement = engine::place(request.config, options, workload, budgets);
-    return {.work = {.config = request.config,
-                     .options = std::move(options),
+    return {.config = request.config,
+            .plan = {.options = std::move(options),
                      .workload = std::move(workload),
                      .budgets = budgets,
                      .placement = std::move(placement)}};

@@ -13,16 +13,16 @@ namespace spillway::engine {
 namespace {
 
 /// Returns what of the model a rank of a tensor group has; nothing for one that has all of it.
-std::optional<model::PartMap> part_map(const EngineWork& work) {
-  const plan::TensorGroup& group = work.workload.tensor;
+std::optional<model::PartMap> part_map(const EngineSetup& setup) {
+  const plan::TensorGroup& group = setup.plan.workload.tensor;
   if (group.count == 1) return std::nullopt;
-  return model::PartMap(work.config, {.index = group.index, .count = group.count});
+  return model::PartMap(setup.config, {.index = group.index, .count = group.count});
 }
 
 /// Whether the saved blocks are those of the model that is trained.
-bool has_blocks_of(const SavedState& source, const EngineWork& work) {
-  if (work.workload.tensor.count > 1) {
-    return std::ranges::equal(source.blocks(), model::make_layout(work.config).blocks,
+bool has_blocks_of(const SavedState& source, const EngineSetup& setup) {
+  if (setup.plan.workload.tensor.count > 1) {
+    return std::ranges::equal(source.blocks(), model::make_layout(setup.config).blocks,
                               [](ElementCount saved, const model::BlockLayout& b) {
                                 return saved == b.padded_parameters;
                               });
@@ -31,7 +31,7 @@ bool has_blocks_of(const SavedState& source, const EngineWork& work) {
     const bool of_another_stage = block.padded_parameters == ElementCount{};
     return of_another_stage || saved == plan::pad(block.parameters, 1);
   };
-  return std::ranges::equal(source.blocks(), work.workload.blocks, fits);
+  return std::ranges::equal(source.blocks(), setup.plan.workload.blocks, fits);
 }
 
 }  // namespace
@@ -63,17 +63,17 @@ void StepCycle::resume() {
 }
 
 void StepCycle::initialize(const model::ParameterSource& source) {
-  const std::optional<model::PartMap> part = part_map(engine_.setup().work);
+  const std::optional<model::PartMap> part = part_map(engine_.setup());
   if (part) return state_io_.initialize(model::PartView(source, *part));
   state_io_.initialize(source);
 }
 
 void StepCycle::take(const SavedState& source) {
-  check(has_blocks_of(source, engine_.setup().work), ErrorCode::invalid_argument,
+  check(has_blocks_of(source, engine_.setup()), ErrorCode::invalid_argument,
         fmt::format("{} holds the state of another model, or of one in other operator tiles; start "
                     "from it with the model and the spillway.operator_tile that it was saved with",
                     source.folder().string()));
-  const std::optional<model::PartMap> part = part_map(engine_.setup().work);
+  const std::optional<model::PartMap> part = part_map(engine_.setup());
   state_io_.adopt(source, part ? &*part : nullptr);
   has_versions_ = is_full_ = false;
   state_ = source.state();
