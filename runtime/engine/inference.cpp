@@ -64,8 +64,8 @@ Inference::Inference(const model::ModelConfig& config, const InferenceOptions& o
              "prompt)");
   // The whole model is resident and every allocation below is part of the needs.
   const plan::Budgets budgets{.device = needed.device, .host = needed.host, .nvme = {}};
-  EngineSetup setup{.work = {.config = config,
-                             .options = std::move(train),
+  EngineSetup setup{.config = config,
+                    .plan = {.options = std::move(train),
                              .workload = std::move(workload),
                              .budgets = budgets,
                              .placement = std::move(placement)}};

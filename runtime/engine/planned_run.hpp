@@ -2,14 +2,17 @@
 // and nothing of it trained yet. Control thread only.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <vector>
 
+#include "runtime/base/affinity.hpp"
 #include "runtime/data/sampler.hpp"
-#include "runtime/engine/machine/calibrate.hpp"
+#include "runtime/engine/device/compute_device.hpp"
+#include "runtime/engine/device/model_runtime.hpp"
 #include "runtime/engine/machine/machine_share.hpp"
-#include "runtime/engine/machine/machine_tuning.hpp"
 #include "runtime/engine/prepare/planned.hpp"
 #include "runtime/engine/ranks/rank_groups.hpp"
 #include "runtime/engine/run/claim.hpp"
@@ -20,37 +23,49 @@
 
 namespace spillway::engine {
 
+/// A rank's part of its machine, taken: what it starts from then on runs on these cores.
+struct TakenShare {
+  MachineShare share;                      ///< of the only rank, none
+  std::unique_ptr<ThreadBinding> binding;  ///< of the control thread and what it starts; or null
+  std::vector<ShownShare> shown;           ///< of all ranks
+};
+
+/// A model that is ready to run.
+struct MadeModel {
+  ModelRuntime runtime;
+  DeviceRecord device;
+  std::size_t measured_products;  ///< matrix products with algorithms of the machine profile
+};
+
+/// A claimed run that is checked, and has its data and its model, but no plan.
+struct OpenedRun {
+  std::optional<StepIndex> resume_at;  ///< absent: the run begins
+  plan::Replicas replicas;             ///< of the stage; which of them this rank is
+  TakenShare share;
+  TrainingData data;
+  data::Sampler sampler;
+  std::uint64_t steps;  ///< the run ends with this one
+  RunConfig config;     ///< its options are resolved
+  MadeModel model;
+};
+
 /// What a run trains, with what, and where.
 struct PlannedRun {
-  PlannedRun(const TrainRequest& request, RankGroups& ranks_of_job);
+  std::unique_ptr<RunClaim> claim;
+  OpenedRun opened;  ///< its configuration has the layers of the stages
+  Planned plan;
+  nvme_swap::StoreOptions store;  ///< of the state
+  std::size_t update_prefetch;    ///< the updates' software prefetch distance
 
   /// Returns what the run's engine is made of.
-  [[nodiscard]] EngineSetup engine_setup() const;
-  [[nodiscard]] const model::ModelConfig& config() const { return run_config.model; }
-
-  RankGroups& ranks;
-  plan::Replicas replicas;               ///< of the stage; which of them this rank is
-  MachineShare share;                    ///< of this rank; of the only one, none
-  std::optional<ThreadBinding> binding;  ///< of the control thread and what it starts
-  std::vector<ShownShare> shares;        ///< of all ranks
-  RunClaim claim;
-  std::optional<StepIndex> resume_at;  ///< absent: the run begins
-  MachineTuning known;                 ///< what earlier runs measured of this machine
-  std::optional<TrainingData> data;
-  std::optional<data::Sampler> sampler;
-  std::uint64_t steps = 0;  ///< the run ends with this one
-  RunConfig run_config;
-  nvme_swap::StoreOptions store_options;  ///< of the state
-  std::size_t update_prefetch = 0;        ///< the updates' software prefetch distance
-  ModelRuntime model;
-  std::size_t measured_products = 0;  ///< matrix products whose algorithms are taken from `known`
-  Planned plan;                       ///< its options come first, the rest last
+  [[nodiscard]] EngineSetup engine_setup(RankGroups& ranks) const;
+  [[nodiscard]] const model::ModelConfig& config() const { return opened.config.model; }
 };
 
 /// Plans a run. Whatever can refuse the run has been checked when this returns, and none of the
 /// run's own files is written yet. `request` and `observer` may be destroyed then; `ranks` has
 /// joined its groups and outlives the run.
-[[nodiscard]] std::unique_ptr<PlannedRun> plan_run(const TrainRequest& request, RankGroups& ranks,
-                                                   TrainObserver& observer);
+[[nodiscard]] PlannedRun plan_run(const TrainRequest& request, RankGroups& ranks,
+                                  TrainObserver& observer);
 
 }  // namespace spillway::engine

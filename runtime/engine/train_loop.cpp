@@ -59,7 +59,7 @@ class TrainLoop {
   void train_step();
   void report(std::span<const StepResult> results);
   void report(const StepResult& result, const StepUse& use);
-  [[nodiscard]] bool is_over(std::uint64_t step) const { return step >= run_->steps; }
+  [[nodiscard]] bool is_over(std::uint64_t step) const { return step >= run_.opened.steps; }
   void evaluate_if_due();
   void commit();
   void commit_after_error();
@@ -71,7 +71,7 @@ class TrainLoop {
   RankGroups& ranks_;
   TrainObserver& observer_;
   const std::atomic<int>& interrupt_;
-  const std::unique_ptr<PlannedRun> run_;
+  PlannedRun run_;
   std::unique_ptr<Trainer> trainer_;
   std::optional<KeptCheckpoints> checkpoints_;
   std::optional<MetricsLog> metrics_;
@@ -85,16 +85,17 @@ class TrainLoop {
 
 void TrainLoop::create_trainer() {
   const comm::AtWork preparing(request_.ranks);
-  const bool resumes = run_->claim.resumes();
-  trainer_ = std::make_unique<Trainer>(run_->engine_setup(), std::move(run_->model));
-  checkpoints_.emplace(RunDirectory(run_->claim.job()), ranks_,
-                       KeptCheckpoints::Options{.id = run_->claim.manifest().id,
-                                                .job = run_->claim.manifest().job,
-                                                .save_every = run_->plan.options.save_every,
-                                                .keep = run_->plan.options.keep,
-                                                .part = run_->claim.manifest().part});
+  const bool resumes = run_.claim->resumes();
+  trainer_ =
+      std::make_unique<Trainer>(run_.engine_setup(ranks_), std::move(run_.opened.model.runtime));
+  checkpoints_.emplace(RunDirectory(run_.claim->job()), ranks_,
+                       KeptCheckpoints::Options{.id = run_.claim->manifest().id,
+                                                .job = run_.claim->manifest().job,
+                                                .save_every = run_.plan.options.save_every,
+                                                .keep = run_.plan.options.keep,
+                                                .part = run_.claim->manifest().part});
   checkpoints_->check_space(trainer_->engine().store()->layout());
-  record(ranks_, run_->claim, run_->run_config);
+  record(ranks_, *run_.claim, run_.opened.config);
   if (!resumes && request_.from && is_run(*request_.from)) {
     start_from_run();
   } else if (!resumes) {
@@ -103,16 +104,17 @@ void TrainLoop::create_trainer() {
   open_metrics();
   trace_.emplace(trainer_->cycle().lists().most_ops());
   uses_.reserve(trainer_->most_results());
-  observer_.planned({.plan = run_->plan,
+  observer_.planned({.plan = run_.plan,
                      .step = trainer_->cycle().lists().step_plan(),
-                     .steps = run_->steps,
+                     .steps = run_.opened.steps,
                      .first_step = trainer_->state().step + 1,
-                     .measured_products = run_->measured_products,
-                     .shares = run_->shares});
-  run_->claim.keep();
-  if (run_->plan.workload.stage.stays_full()) note_stale_weights();
+                     .measured_products = run_.opened.model.measured_products,
+                     .shares = run_.opened.share.shown});
+  run_.claim->keep();
+  if (run_.plan.workload.stage.stays_full()) note_stale_weights();
   if (!ranks_.leads()) return;
-  monitors_.emplace(run_->plan.options, run_->replicas.count, request_.run, trainer_->state().step,
+  monitors_.emplace(run_.plan.options, run_.opened.replicas.count, request_.run,
+                    trainer_->state().step,
                     [this](const std::string& text) { observer_.noted(text); });
 }
 
@@ -130,32 +132,32 @@ void TrainLoop::note_stale_weights() {
 
 void TrainLoop::initialize() {
   const model::ModelLayout layout =
-      model::make_layout(run_->config(), run_->plan.options.operator_tile);
+      model::make_layout(run_.config(), run_.plan.options.operator_tile);
   std::unique_ptr<model::ParameterSource> made;
   if (request_.initial == nullptr) {
-    made = initial_parameters(request_, run_->config(), layout, run_->plan.options.seed);
+    made = initial_parameters(request_, run_.config(), layout, run_.plan.options.seed);
   }
   const model::ParameterSource& source = made ? *made : *request_.initial;
-  trainer_->cycle().initialize(HeldParameters(source, layout, run_->plan.options.compute));
+  trainer_->cycle().initialize(HeldParameters(source, layout, run_.plan.options.compute));
 }
 
 void TrainLoop::open_metrics() {
   if (!ranks_.leads()) return;
-  metrics_.emplace(run_->claim.run().metrics(), trainer_->state().step);
+  metrics_.emplace(run_.claim->run().metrics(), trainer_->state().step);
   if (metrics_->damaged() > 0) {
     observer_.noted(fmt::format("{}: {} lines that could not be read were dropped",
-                                run_->claim.run().metrics().string(), metrics_->damaged()));
+                                run_.claim->run().metrics().string(), metrics_->damaged()));
   }
 }
 
 void TrainLoop::start_from_run() {
   const RunConfig origin = RunDirectory(*request_.from).read_config();
-  for (const std::string& difference : differences_in_mathematics(origin, run_->run_config)) {
+  for (const std::string& difference : differences_in_mathematics(origin, run_.opened.config)) {
     observer_.noted(fmt::format("not as in {}: {}", request_.from->string(), difference));
   }
   retry_overtaken([&] {
     const RunReader reader(*request_.from);
-    const DType now = run_->plan.options.compute;
+    const DType now = run_.plan.options.compute;
     const bool may_exceed = now == DType::fp16 && origin.options.compute != now;
     if (may_exceed && ranks_.leads()) {
       HeldParameters(reader, reader.layout(), now).check_all();
@@ -167,7 +169,7 @@ void TrainLoop::start_from_run() {
 
 /// Files can be removed while they are open.
 void TrainLoop::check_present() const {
-  run_->claim.check_present();
+  run_.claim->check_present();
   trainer_->engine().store()->check_present();
   if (metrics_) metrics_->check_present();
 }
@@ -177,11 +179,11 @@ void TrainLoop::note_commit() {
   if (trainer_->cycle().commits().committed_step() == noted_commit_) return;
   noted_commit_ = trainer_->cycle().commits().committed_step();
   check_present();
-  run_->claim.note_commit();
+  run_.claim->note_commit();
 }
 
 void TrainLoop::finish_save() {
-  const auto saved = checkpoints_->finish(*trainer_, run_->run_config);
+  const auto saved = checkpoints_->finish(*trainer_, run_.opened.config);
   if (saved) observer_.saved(saved->step, saved->directory);
 }
 
@@ -191,9 +193,9 @@ void TrainLoop::save_if_due() {
 }
 
 bool TrainLoop::evaluation_due(std::uint64_t step) const {
-  if (!run_->data->validation) return false;
-  const bool last = step == run_->steps;
-  return last || (run_->plan.options.eval_every > 0 && step % run_->plan.options.eval_every == 0);
+  if (!run_.opened.data.validation) return false;
+  const bool last = step == run_.opened.steps;
+  return last || (run_.plan.options.eval_every > 0 && step % run_.plan.options.eval_every == 0);
 }
 
 /// Adds it to the last line of the metrics, if that lacks it: after the step, or
@@ -204,7 +206,7 @@ void TrainLoop::evaluate_if_due() {
   const bool lacks = metrics_ && metrics_->can_amend();
   if (!ranks_.first(lacks)) return;
   if (metrics_ && trainer_->cycle().commits().due_to_evaluate()) metrics_->synchronize();
-  const Evaluation evaluation = trainer_->evaluate(*run_->data->validation);
+  const Evaluation evaluation = trainer_->evaluate(*run_.opened.data.validation);
   note_commit();
   if (metrics_) metrics_->amend(evaluation.loss);
   if (monitors_) monitors_->append(step, evaluation);
@@ -231,7 +233,7 @@ void TrainLoop::train_step() {
   // Looks at the disk, which may fail: after the step, its line would be lost.
   const bool saves = checkpoints_->due(trainer_->state().step + 1);
   if (metrics_ && trainer_->cycle().commits().due_next()) metrics_->synchronize();
-  std::span<const StepResult> results = trainer_->step(run_->data->train, *run_->sampler);
+  std::span<const StepResult> results = trainer_->step(run_.opened.data.train, run_.opened.sampler);
   uses_.push_back({.exposed = trainer_->cycle().last_step().exposed(),
                    .device = trainer_->engine().backend().usage(offload::MemoryKind::device),
                    .pinned = trainer_->engine().backend().usage(offload::MemoryKind::pinned)});
@@ -248,10 +250,10 @@ void TrainLoop::train_step() {
 }
 
 void TrainLoop::keep_tokenizer_files() const {
-  keep_tokenizer({.run = run_->claim.run().root(),
+  keep_tokenizer({.run = run_.claim->run().root(),
                   .from = request_.from,
                   .data = request_.data,
-                  .old = run_->claim.resumes() ? OldTokenizer::stays : OldTokenizer::goes});
+                  .old = run_.claim->resumes() ? OldTokenizer::stays : OldTokenizer::goes});
 }
 
 /// A signal reaches the ranks one after the other; they stop after the same step.
@@ -300,7 +302,7 @@ void TrainLoop::commit_after_error() {
 void TrainLoop::write_trace() {
   if (step_seconds_.count() == 0 || !ranks_.leads()) return;
   try {
-    trace_->write(run_->claim.run().trace());
+    trace_->write(run_.claim->run().trace());
   } catch (const Error& error) {
     observer_.noted(fmt::format("the trace is not written: {}", error.what()));
   }
@@ -314,11 +316,11 @@ void TrainLoop::finish() {
   report_.steps = step_seconds_.count();
   report_.last_step = trainer.state().step;
   report_.skipped = trainer.state().skipped;
-  report_.interrupted = trainer.state().step < run_->steps;
-  report_.predicted_step_seconds = run_->plan.prediction.step_seconds;
+  report_.interrupted = trainer.state().step < run_.opened.steps;
+  report_.predicted_step_seconds = run_.plan.prediction.step_seconds;
   report_.measured_step_seconds = step_seconds_.value();
   if (report_.measured_step_seconds > 0) {
-    report_.tokens_per_second = static_cast<double>(plan::tokens_of_step(run_->plan.workload)) /
+    report_.tokens_per_second = static_cast<double>(plan::tokens_of_step(run_.plan.workload)) /
                                 report_.measured_step_seconds;
   }
   const auto device = trainer.engine().backend().usage(offload::MemoryKind::device);

@@ -126,14 +126,13 @@ class BareEngine {
     OpActions& actions = engine_.actions();
     Blindfold blindfold(actions, engine_.memory());
     OpPerformer& performer = blindfolded ? static_cast<OpPerformer&>(blindfold) : actions;
-    StepDecisions& step = actions.decisions();
-    step.loss_gradient_scale = 1e-2F;
-    step.commit.payload = {std::byte{1}};
+    StepDecisions step{.loss_gradient_scale = 1e-2F, .commit = {.payload = {std::byte{1}}}};
+    actions.follow(step);
     executor_->run(performer);
     step.update.pending = true;
     step.update.groups.assign(kNativeGroups,
                               cpu_adam::make_scalars(engine_.options().adam, 1, 1.0));
-    step.commit_due = true;
+    step.disk.commits = true;
     executor_->run(performer);
     return image_of(engine_.memory());
   }
@@ -150,8 +149,8 @@ class BareEngine {
     store.directories = {directory};
     store.engine = options.io_engine;
     std::filesystem::create_directories(directory);
-    return {.work = {.config = harness.config(),
-                     .options = options,
+    return {.config = harness.config(),
+            .plan = {.options = options,
                      .workload = workload,
                      .budgets = budgets,
                      .placement = placement},

@@ -132,9 +132,9 @@ TEST_F(GpuJobs, TrainTheModelThatTheyHaveRecorded) {
     if (text.starts_with("dropout")) cuda_emulation::refuse_attention("there is a model already");
   };
   RankGroups alone;
-  const auto run = plan_run(job, alone, observer);
-  EXPECT_THROW(static_cast<void>(make_model_runtime(run->config(), run->plan.options)), Error);
-  EXPECT_THAT(run->run_config.device.attention, StartsWith("cuDNN"));
+  const PlannedRun run = plan_run(job, alone, observer);
+  EXPECT_THROW(static_cast<void>(make_model_runtime(run.config(), run.plan.options)), Error);
+  EXPECT_THAT(run.opened.config.device.attention, StartsWith("cuDNN"));
 }
 
 TEST_F(GpuJobs, AreRefusedWhereTwoRanksHaveOneGpu) {

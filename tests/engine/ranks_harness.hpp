@@ -217,8 +217,8 @@ class RanksHarness : public TrainingHarness {
     const plan::Workload workload =
         of_stage(make_workload(config(), *model.transformer, options, rank.of_stage()), options,
                  rank.stage());
-    const EngineSetup setup{.work = {.config = config(),
-                                     .options = options,
+    const EngineSetup setup{.config = config(),
+                            .plan = {.options = options,
                                      .workload = workload,
                                      .budgets = budgets,
                                      .placement = place(config(), options, workload, budgets)},

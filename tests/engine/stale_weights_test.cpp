@@ -81,9 +81,8 @@ class WeightsByHand {
     StepResult result;
     result.tokens = plan::tokens_of_step(engine_.workload());
     result.scale = cycle_.state().loss_scale.scale;
-    engine_.actions().decisions().loss_gradient_scale =
-        static_cast<float>(result.scale / static_cast<double>(result.tokens));
-    cycle_.run_step();  // no update is pending
+    // No update is pending.
+    cycle_.run_step(static_cast<float>(result.scale / static_cast<double>(result.tokens)));
     std::ranges::copy(kept_.back(), weights.begin());
     const auto losses = engine_.losses();
     result.loss =
@@ -122,8 +121,8 @@ class StaleHarness : public RanksHarness {
     const plan::Budgets budgets{1_GiB, 1_GiB, 1_GiB};
     const plan::Workload workload =
         make_workload(config(), *model.transformer, options, in_fixed_order());
-    const EngineSetup setup{.work = {.config = config(),
-                                     .options = options,
+    const EngineSetup setup{.config = config(),
+                            .plan = {.options = options,
                                      .workload = workload,
                                      .budgets = budgets,
                                      .placement = place(config(), options, workload, budgets)}};

@@ -170,8 +170,8 @@ class TrainingHarness {
       std::filesystem::create_directories(directory);
     }
     const EngineSetup setup{
-        .work = {.config = config_,
-                 .options = options,
+        .config = config_,
+        .plan = {.options = options,
                  .workload = workload,
                  .budgets = budgets,
                  .placement = placement},

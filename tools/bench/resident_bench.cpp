@@ -48,14 +48,14 @@ class ResidentModel {
                                           engine::MachineTuning(request.profile).products())),
         engine_(setup(request, scratch), model_),
         executor_(engine_.prepare(plan::only(
-            plan::build_training_step(engine_.workload(), engine_.placement()), computes))) {
+            plan::build_training_step(engine_.workload(), engine_.placement()), computes))),
+        decisions_{.loss_gradient_scale = 1.0F / static_cast<float>(engine_.workload().tokens)} {
     upload_parameters(request.config);
     const std::span<std::byte> tokens = engine_.memory().host({plan::PoolKind::host_tokens});
     fill_random_tokens(
         {reinterpret_cast<std::int32_t*>(tokens.data()), tokens.size() / sizeof(std::int32_t)},
         request.config.vocab_size, request.options.seed);
-    engine_.actions().decisions().loss_gradient_scale =
-        1.0F / static_cast<float>(engine_.workload().tokens);
+    engine_.actions().follow(decisions_);
   }
 
   double step_seconds() {
@@ -86,8 +86,8 @@ class ResidentModel {
                                 .host = plan::kUncounted,
                                 .nvme = plan::kUncounted};
     plan::Placement placement = engine::place(request.config, options, workload, budgets);
-    return {.work = {.config = request.config,
-                     .options = std::move(options),
+    return {.config = request.config,
+            .plan = {.options = std::move(options),
                      .workload = std::move(workload),
                      .budgets = budgets,
                      .placement = std::move(placement)}};
@@ -114,6 +114,7 @@ class ResidentModel {
   engine::ModelRuntime model_;
   engine::StepEngine engine_;
   std::unique_ptr<engine::Executor> executor_;
+  const engine::StepDecisions decisions_;
 };
 
 }  // namespace

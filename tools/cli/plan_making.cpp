@@ -6,10 +6,8 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "runtime/engine/device/model_runtime.hpp"
-#include "runtime/engine/machine/calibrate.hpp"
+#include "runtime/engine/machine/own_machine.hpp"
 #include "runtime/engine/prepare/automatic.hpp"
-#include "runtime/engine/prepare/budgets.hpp"
 #include "runtime/engine/prepare/place.hpp"
 #include "runtime/engine/prepare/planner.hpp"
 #include "runtime/engine/prepare/resolve.hpp"
@@ -23,40 +21,6 @@
 
 namespace spillway::cli {
 namespace {
-
-/// This machine, whose rates are measured now.
-class ThisMachine final : public engine::PlanningMachine {
- public:
-  ThisMachine(const PlanRequest& request, const Note& note) : request_(request), note_(note) {}
-
-  [[nodiscard]] plan::Budgets budgets(const config::TrainOptions& options,
-                                      const plan::Workload& workload) override {
-    return engine::make_budgets(options, request_.run, workload);
-  }
-  [[nodiscard]] plan::MachineProfile profile(const config::TrainOptions& options,
-                                             const plan::Workload& whole,
-                                             const plan::Budgets& budgets,
-                                             const plan::Placement& fitting) override {
-    engine::MachineTuning known(request_.profile);
-    const engine::ModelRuntime model =
-        engine::make_model_runtime(request_.model, options, known.products());
-    engine::CalibrationRequest calibration{.config = request_.model,
-                                           .options = options,
-                                           .model = model,
-                                           .workload = whole,
-                                           .budgets = budgets,
-                                           .state_directories = std::nullopt};
-    if (fitting.uses_disk()) {
-      calibration.state_directories = engine::state_directories(options, request_.run);
-    }
-    const engine::Tuning tuning = engine::tune(calibration, fitting, known, note_);
-    return engine::calibrate(calibration, tuning, note_);
-  }
-
- private:
-  const PlanRequest& request_;
-  const Note& note_;
-};
 
 /// A machine that a file describes. Options say what may be filled of its memory.
 class DescribedMachine final : public engine::PlanningMachine {
@@ -165,7 +129,15 @@ MadePlan make_plan(const PlanRequest& request, const Note& note) {
                     request.nodes.ranks));
   if (!request.machine.empty()) made.machine = describe_machine(request, options, note);
   engine::resolve(options, config);
-  ThisMachine own(request, note);
+  engine::RankGroups alone;
+  const engine::MachineShare whole_machine;
+  engine::MachineTuning known(made.machine ? std::filesystem::path() : request.profile);
+  engine::OwnMachine own({.config = config,
+                          .part = {.run = request.run, .share = whole_machine},
+                          .ranks = alone,
+                          .known = known,
+                          .note = note,
+                          .note_load = note});
   std::optional<DescribedMachine> described;
   if (made.machine) described.emplace(*made.machine, config);
   engine::PlanningMachine& machine =

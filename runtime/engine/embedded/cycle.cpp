@@ -32,8 +32,8 @@ EngineSetup make_setup(const EmbeddedOptions& options, const EmbeddedLayout& lay
   const plan::Placement placement = embedded_placement(options, layout);
   const EmbeddedNeeds needs = needs_of(options, layout, placement);
   check_memory(options, needs);
-  return {.work = {.config = {},
-                   .options = train_options(options),
+  return {.config = {},
+          .plan = {.options = train_options(options),
                    .workload = layout.workload,
                    .budgets = needs.total(),
                    .placement = placement},

@@ -2,15 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
-#include <memory>
 #include <utility>
 
 #include "runtime/base/error.hpp"
 #include "runtime/engine/embedded/needs.hpp"
 #include "runtime/engine/embedded_forecast.hpp"
 #include "runtime/engine/machine/host_rates.hpp"
-#include "runtime/engine/machine/least_seconds.hpp"
 #include "runtime/engine/prepare/budgets.hpp"
 #include "runtime/plan/placement/pools.hpp"
 #include "runtime/plan/predict/simulator.hpp"
@@ -25,8 +22,6 @@ using plan::StepPlan;
 
 /// A backward pass has twice the products of a forward pass.
 constexpr double kForwardShare = 1.0 / 3;
-/// More than caches hold.
-constexpr std::size_t kCopiedBytes = std::size_t{64} << 20;
 
 /// A plan that a step runs `times` times.
 struct RepeatedPlan {
@@ -88,14 +83,6 @@ void set_pass_seconds(StepPlan& plan, const plan::Workload& workload, double sec
     op.flops = seconds * direction * part;
     op.bytes = {};
   }
-}
-
-/// Bytes a second of a copy from memory to memory, as those to a device that is the host's memory.
-double measure_copy() {
-  const auto from = std::make_unique<std::byte[]>(kCopiedBytes);
-  const auto to = std::make_unique<std::byte[]>(kCopiedBytes);
-  const double seconds = least_seconds([&] { std::memcpy(to.get(), from.get(), kCopiedBytes); });
-  return static_cast<double>(kCopiedBytes) / seconds;
 }
 
 }  // namespace

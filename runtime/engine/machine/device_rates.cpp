@@ -48,15 +48,16 @@ class PassBench {
       : setup_(setup),
         model_(model),
         numbers_(numbers),
-        warm_(setup.work.options.device != config::DeviceKind::cuda) {}
+        warm_(setup.plan.options.device != config::DeviceKind::cuda) {}
 
   /// Returns the seconds of these ops of a layer, in the memory of that layer.
   double seconds_of(plan::StepPlan pass) {
     StepEngine engine(
         setup_, model_,
-        plan::used_by(pass, plan::make_pools(setup_.work.workload, setup_.work.placement)));
+        plan::used_by(pass, plan::make_pools(setup_.plan.workload, setup_.plan.placement)));
     fill(engine, numbers_);
-    engine.actions().decisions().loss_gradient_scale = 1;
+    const StepDecisions decisions{.loss_gradient_scale = 1};
+    engine.actions().follow(decisions);
     const auto executor = engine.prepare(std::move(pass));
     const auto run = [&] { executor->run_on_stream(engine.actions(), plan::Lane::gpu); };
     if (!warm_) warm_up(run);
@@ -80,8 +81,8 @@ double model_seconds(const CalibrationRequest& request, const NormalNumbers& num
   workload.micro_batches = workload.rounds = 1;
   const plan::Placement placement = plan::lean_placement(workload, plan::Tier::device);
   const plan::StepPlan step = plan::build_training_step(workload, placement);
-  const EngineSetup setup{.work = {.config = request.config,
-                                   .options = std::move(options),
+  const EngineSetup setup{.config = request.config,
+                          .plan = {.options = std::move(options),
                                    .workload = workload,
                                    .budgets = request.budgets,
                                    .placement = placement}};

@@ -1,6 +1,8 @@
 #include "runtime/engine/machine/host_rates.hpp"
 
 #include <algorithm>
+#include <cstring>
+#include <memory>
 #include <vector>
 
 #include "cpu_adam/traffic.hpp"
@@ -17,6 +19,12 @@
 #include "runtime/plan/placement/placement.hpp"
 
 namespace spillway::engine {
+namespace {
+
+/// More than caches hold.
+constexpr std::size_t kCopiedBytes = std::size_t{64} << 20;
+
+}  // namespace
 
 double measure_update(const config::TrainOptions& options, const plan::Workload& workload,
                       std::size_t prefetch, Bytes room) {
@@ -32,6 +40,13 @@ double measure_update(const config::TrainOptions& options, const plan::Workload&
          cpu_adam::bytes_per_parameter(kernel.format, kernel.gradient_dtype,
                                        kernel.parameter_dtype) /
          seconds;
+}
+
+double measure_copy() {
+  const auto from = std::make_unique<std::byte[]>(kCopiedBytes);
+  const auto to = std::make_unique<std::byte[]>(kCopiedBytes);
+  const double seconds = least_seconds([&] { std::memcpy(to.get(), from.get(), kCopiedBytes); });
+  return static_cast<double>(kCopiedBytes) / seconds;
 }
 
 DiskRates measure_disks(const config::TrainOptions& options,

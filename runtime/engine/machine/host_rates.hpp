@@ -1,4 +1,5 @@
-// What the host does in a second: the update on its cores, and its drives. Control thread only.
+// What the host does in a second: the update on its cores, copies in its memory, and its drives.
+// Control thread only.
 #pragma once
 
 #include <cstddef>
@@ -21,6 +22,10 @@ inline constexpr double kOpOverheadSeconds = 20e-6;
 [[nodiscard]] double measure_update(const config::TrainOptions& options,
                                     const plan::Workload& workload, std::size_t prefetch,
                                     Bytes room);
+
+/// Measures the bytes a second of a copy from memory to memory, as those to a device that is the
+/// host's memory.
+[[nodiscard]] double measure_copy();
 
 /// Bytes a second of tile-sized transfers that pass the page cache by.
 struct DiskRates {

@@ -1,4 +1,5 @@
-// Planned: what a rank trains with, as the planner has decided it.
+// Planned: what a rank does and with what, as the planner has decided it: all that an engine needs
+// to know of a plan.
 #pragma once
 
 #include <vector>
@@ -11,14 +12,16 @@
 
 namespace spillway::engine {
 
+/// An engine that nobody has planned for a machine, such as one that measures it, has no rates and
+/// no prediction; gcc refuses an initializer that leaves out any other member.
 struct Planned {
   config::TrainOptions options;  ///< resolved, with the layers of the stages
   plan::Workload workload;
   plan::Budgets budgets;
-  plan::MachineProfile profile;
+  plan::MachineProfile profile{};
   plan::Placement placement;
   /// Its step is that of the job: of the stage that waits least for the others.
-  plan::Prediction prediction;
+  plan::Prediction prediction{};
 
   /// Lists all bytes that the placement takes.
   [[nodiscard]] std::vector<plan::MemoryItem> memory() const {

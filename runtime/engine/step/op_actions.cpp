@@ -30,7 +30,7 @@ std::uint64_t largest_checksum(const OpResources& r) {
 }  // namespace
 
 OpActions::OpActions(OpResources resources)
-    : context_{.resources = std::move(resources)},
+    : context_{.resources = std::move(resources), .decisions = &undecided_},
       checksum_(context_.resources.workers, largest_checksum(context_.resources)),
       passes_(context_),
       state_(context_, checksum_),
@@ -38,8 +38,8 @@ OpActions::OpActions(OpResources resources)
       activations_(context_, checksum_) {}
 
 bool OpActions::skips(const Op& op) const {
-  const StepDecisions& decided = context_.decisions;
-  if (op.kind == OpKind::commit) return !decided.commit_due && decided.copy == nullptr;
+  const StepDecisions& decided = *context_.decisions;
+  if (op.kind == OpKind::commit) return !decided.disk.commits && decided.disk.copy == nullptr;
   if (op.kind == OpKind::stash) return !decided.stash_due;
   const bool from_disk = plan::is_copy(op, plan::kReadState);
   // Only a buffer's first read of a step, or a read ahead, may find its tile there: by the turn of

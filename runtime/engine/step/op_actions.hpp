@@ -19,7 +19,9 @@ class OpActions final : public OpPerformer {
   OpActions(const OpActions&) = delete;
   OpActions& operator=(const OpActions&) = delete;
 
-  [[nodiscard]] StepDecisions& decisions() { return context_.decisions; }
+  /// Makes ops of the lists to come act on these decisions, which outlive these lists. Before the
+  /// first call there is no update, no commit and no copy.
+  void follow(const StepDecisions& decisions) { context_.decisions = &decisions; }
   /// Forgets what the staging buffers held, because somebody else has used them.
   void forget_staged() { state_.forget_staged(); }
 
@@ -40,6 +42,7 @@ class OpActions final : public OpPerformer {
   void host_stash(const plan::Op& op) const;
   [[nodiscard]] ExternalPass external_pass(const plan::Op& op) const;
 
+  const StepDecisions undecided_{};
   OpContext context_;
   WorkerChecksum checksum_;
   PassOps passes_;

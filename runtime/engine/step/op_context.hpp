@@ -1,5 +1,5 @@
-// What the parts of OpActions share: what the ops work with, the plan that runs, what the control
-// thread decides between plans, and counts of what has moved.
+// What the parts of OpActions share: what the ops work with, the plan that runs, what was decided
+// for it, and counts of what has moved.
 #pragma once
 
 #include <array>
@@ -39,18 +39,24 @@ struct OpResources {
   RankGroups& ranks;
 };
 
-/// Decisions of the control thread, set between plans.
+/// Where a plan makes the last step true on disk.
+struct DiskDecision {
+  bool commits = false;  ///< in the state's own store
+  /// A store with equal tiles that gets everything that the plan writes, and its commit; or null.
+  /// The plan must write all tiles.
+  nvme_swap::TileStore* copy = nullptr;
+};
+
+/// What a plan does beyond its ops, decided by whoever runs it. Nothing of it changes while the
+/// plan runs.
 struct StepDecisions {
-  PendingUpdate update;
+  PendingUpdate update{};
   float loss_gradient_scale = 0;  ///< loss scale / targets of the step
-  bool commit_due = false;
   /// Set after each step and before the first: the next list stashes the current parameters for
   /// stale passes, even if no update is pending.
   bool stash_due = true;
-  /// A store with equal tiles that gets everything that this plan writes, and its commit; or
-  /// null. The plan must write all tiles.
-  nvme_swap::TileStore* copy = nullptr;
-  nvme_swap::CommitHeader commit;
+  DiskDecision disk{};
+  nvme_swap::CommitHeader commit{};  ///< of the last step
 };
 
 /// Bytes that copies of each sort have really moved.
@@ -72,8 +78,8 @@ class MovedBytes {
 
 struct OpContext {
   OpResources resources;
+  const StepDecisions* decisions;        ///< for the plan that runs
   const plan::StepPlan* plan = nullptr;  ///< whose ops are performed
-  StepDecisions decisions{};
   MovedBytes moved{};
 
   [[nodiscard]] OpMemory memory_of(const plan::Op& op) const {

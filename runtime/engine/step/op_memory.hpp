@@ -2,6 +2,7 @@
 // an op to memory, so that a declaration cannot be forgotten.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -32,15 +33,18 @@ class OpMemory {
     return find(kind, of, Use::writes).has_value();
   }
 
-  /// Returns a view of a declared buffer, or of its first `bytes` where the value is smaller.
+  /// Returns a view of a declared buffer, or of its first `bytes` where the value is smaller;
+  /// asserts that the op declares it.
   [[nodiscard]] offload::DeviceSpan<std::byte> device(const plan::Buffer& buffer,
                                                       Bytes bytes) const {
-    return memory_.device(buffer).subspan(0, bytes.value());
+    return device(buffer).subspan(0, bytes.value());
   }
   [[nodiscard]] offload::DeviceSpan<std::byte> device(const plan::Buffer& buffer) const {
+    check_declared(buffer);
     return memory_.device(buffer);
   }
   [[nodiscard]] std::span<std::byte> host(const plan::Buffer& buffer) const {
+    check_declared(buffer);
     return memory_.host(buffer);
   }
 
@@ -69,6 +73,11 @@ class OpMemory {
     const auto buffer = find(kind, of, use);
     SPILLWAY_ASSERT(buffer.has_value() && "an op reaches only what it declares");
     return *buffer;
+  }
+  void check_declared(const plan::Buffer& buffer) const {
+    const bool found =
+        std::ranges::find(accesses_, buffer, &plan::Access::buffer) != accesses_.end();
+    SPILLWAY_ASSERT(found && "an op reaches only what it declares");
   }
   [[nodiscard]] plan::Buffer only(Use use) const {
     SPILLWAY_ASSERT(accesses_.size() == 2 && !accesses_[0].writes && accesses_[1].writes);

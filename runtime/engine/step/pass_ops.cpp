@@ -148,7 +148,7 @@ void PassOps::loss_of_group(const Op& op) const {
   const OpMemory memory = context_.memory_of(op);
   const std::uint32_t layer = context_.resources.workload.head_layer();
   auto arguments = common_arguments<model::LossArguments>(op);
-  arguments.gradient_scale = context_.decisions.loss_gradient_scale;
+  arguments.gradient_scale = context_.decisions->loss_gradient_scale;
   arguments.first = op.micro_batch == 0;
   const bool finishes = memory.reads(ValueKind::between_tiles, layer);
   const bool trains = finishes || memory.writes(ValueKind::between_tiles, layer);
@@ -186,7 +186,7 @@ void PassOps::loss_of_group(const Op& op) const {
 void PassOps::add_loss_gradients(const Op& op, model::LossArguments& arguments) const {
   const OpMemory memory = context_.memory_of(op);
   const plan::Workload& workload = context_.resources.workload;
-  arguments.gradient_scale = context_.decisions.loss_gradient_scale;
+  arguments.gradient_scale = context_.decisions->loss_gradient_scale;
   arguments.boundary_gradient =
       memory.device(memory.write(ValueKind::boundary_gradient, workload.head_layer() - 1));
   if (memory.writes(ValueKind::gradient_sum, op.block)) {

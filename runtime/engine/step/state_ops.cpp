@@ -15,9 +15,7 @@ StateOps::StateOps(OpContext& context, WorkerChecksum& checksum)
       writes_(context.resources.slots.tiles().size()),
       copy_writes_(context.resources.slots.tiles().size()),
       copies_(context.resources.slots.tiles().size() + 1),
-      held_(context.resources.placement.state_slots, kNoTile) {
-  context_.decisions.commit.payload.reserve(nvme_swap::kMaxCommitPayload);
-}
+      held_(context.resources.placement.state_slots, kNoTile) {}
 
 void StateOps::copy_to_staging(const Op& op, offload::Stream& stream) {
   const OpMemory memory = context_.memory_of(op);
@@ -79,19 +77,18 @@ Ticket StateOps::write(const Op& op) {
   Ticket written;
   if (context_.resources.store != nullptr)
     written = write_slot(op, *context_.resources.store, writes_);
-  if (context_.decisions.copy == nullptr) return written;
-  return copies_.join(op.tile, std::move(written),
-                      write_slot(op, *context_.decisions.copy, copy_writes_));
+  nvme_swap::TileStore* const copy = context_.decisions->disk.copy;
+  if (copy == nullptr) return written;
+  return copies_.join(op.tile, std::move(written), write_slot(op, *copy, copy_writes_));
 }
 
 Ticket StateOps::commit() {
+  const StepDecisions& decided = *context_.decisions;
   Ticket committed;
-  if (context_.decisions.commit_due)
-    committed = context_.resources.store->commit(context_.decisions.commit);
-  if (context_.decisions.copy == nullptr) return committed;
+  if (decided.disk.commits) committed = context_.resources.store->commit(decided.commit);
+  if (decided.disk.copy == nullptr) return committed;
   const auto slot = static_cast<std::uint32_t>(context_.resources.slots.tiles().size());
-  return copies_.join(slot, std::move(committed),
-                      context_.decisions.copy->commit(context_.decisions.commit));
+  return copies_.join(slot, std::move(committed), decided.disk.copy->commit(decided.commit));
 }
 
 void StateOps::sum(const Op& op) {

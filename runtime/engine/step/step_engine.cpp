@@ -31,28 +31,28 @@ offload::DeviceMemory make_constants(model::Transformer* transformer,
 std::vector<BlockGroups> groups_of(const EngineSetup& setup, const ModelRuntime& model) {
   if (setup.foreign) return setup.foreign->groups;
   SPILLWAY_ASSERT(model.transformer != nullptr);
-  return decay_groups(model.transformer->layout(), setup.work.workload, setup.work.options.decay);
+  return decay_groups(model.transformer->layout(), setup.plan.workload, setup.plan.options.decay);
 }
 
 /// Passes that are measured alone exchange nothing, whatever ranks their workload names.
 void check_ranks(const EngineSetup& setup, const RankGroups& ranks) {
   if (ranks.alone() && setup.store.options.directories.empty()) return;
-  const SavedRank saved = saved_rank_of(setup.work.workload);
+  const SavedRank saved = saved_rank_of(setup.plan.workload);
   SPILLWAY_ASSERT((ranks.place() == plan::GridPlace{saved.grid, saved.rank}));
   const bool on_gpus = ranks.gpu(RankGroups::Group::job) != nullptr;
   SPILLWAY_ASSERT(ranks.alone() ||
-                  on_gpus == (setup.work.options.device == config::DeviceKind::cuda));
+                  on_gpus == (setup.plan.options.device == config::DeviceKind::cuda));
 }
 
 }  // namespace
 
 StepEngine::StepEngine(const EngineSetup& setup, const ModelRuntime& model)
-    : StepEngine(setup, model, plan::make_pools(setup.work.workload, setup.work.placement)) {}
+    : StepEngine(setup, model, plan::make_pools(setup.plan.workload, setup.plan.placement)) {}
 
 StepEngine::StepEngine(EngineSetup setup, const ModelRuntime& model, plan::Pools pools)
     : setup_(std::move(setup)),
       ranks_(setup_.ranks == nullptr ? alone_ : *setup_.ranks),
-      backend_(make_backend(options(), setup_.work.budgets, &wake_)),
+      backend_(make_backend(options(), setup_.plan.budgets, &wake_)),
       streams_(std::make_unique<Streams>(*backend_, ranks_.gpu(RankGroups::Group::job))),
       constants_(make_constants(model.transformer.get(), *backend_, *streams_->upload)),
       device_math_(make_device_math(options(), *streams_->compute)),
@@ -125,7 +125,7 @@ data::MicroBatch StepEngine::batch(std::uint32_t pass) const {
   const std::span<std::byte> bytes = memory_->host({plan::PoolKind::host_tokens, pass});
   const std::span tokens{reinterpret_cast<std::int32_t*>(bytes.data()),
                          bytes.size() / sizeof(std::int32_t)};
-  return {tokens, options().context, setup_.work.config.vocab_size};
+  return {tokens, options().context, setup_.config.vocab_size};
 }
 
 std::span<const double> StepEngine::losses() {

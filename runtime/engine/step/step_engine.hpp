@@ -14,6 +14,7 @@
 #include "offload/memory.hpp"
 #include "runtime/data/micro_batch.hpp"
 #include "runtime/engine/device/model_runtime.hpp"
+#include "runtime/engine/prepare/planned.hpp"
 #include "runtime/engine/ranks/rank_groups.hpp"
 #include "runtime/engine/step/executor.hpp"
 #include "runtime/engine/step/memory.hpp"
@@ -21,15 +22,6 @@
 #include "runtime/engine/step/state_slots.hpp"
 
 namespace spillway::engine {
-
-/// What every engine runs. No member has a default: gcc refuses an initializer that leaves one out.
-struct EngineWork {
-  model::ModelConfig config;     ///< empty where another framework runs the passes
-  config::TrainOptions options;  ///< resolved
-  plan::Workload workload;
-  plan::Budgets budgets;
-  plan::Placement placement;
-};
 
 /// Whether the store of the state is made or was there before.
 enum class Start : std::uint8_t { anew, resumed };
@@ -48,9 +40,10 @@ struct ForeignPasses {
   std::vector<BlockGroups> groups;
 };
 
-/// What an engine is made of: its work, and what only some engines have beside it.
+/// What an engine is made of: model and plan, and what only some engines have beside them.
 struct EngineSetup {
-  EngineWork work;
+  model::ModelConfig config;  ///< empty where another framework runs the passes
+  Planned plan;
   StateStore store{};
   std::optional<ForeignPasses> foreign{};  ///< absent: a model runs the passes
   std::size_t update_prefetch = 0;         ///< the updates' software prefetch distance
@@ -69,9 +62,9 @@ class StepEngine {
   ~StepEngine();
 
   [[nodiscard]] const EngineSetup& setup() const { return setup_; }
-  [[nodiscard]] const config::TrainOptions& options() const { return setup_.work.options; }
-  [[nodiscard]] const plan::Workload& workload() const { return setup_.work.workload; }
-  [[nodiscard]] const plan::Placement& placement() const { return setup_.work.placement; }
+  [[nodiscard]] const config::TrainOptions& options() const { return setup_.plan.options; }
+  [[nodiscard]] const plan::Workload& workload() const { return setup_.plan.workload; }
+  [[nodiscard]] const plan::Placement& placement() const { return setup_.plan.placement; }
   [[nodiscard]] cpu_adam::Isa isa() const { return options().isa.value_or(cpu_adam::best_isa()); }
   [[nodiscard]] offload::DeviceBackend& backend() const { return *backend_; }
   /// Gives the backend away, which must still outlive this object. Nothing runs any more.

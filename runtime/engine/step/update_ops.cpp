@@ -99,7 +99,7 @@ cpu_adam::UpdateRange UpdateOps::tile_range(std::uint32_t tile, std::byte* state
 
 UpdateOps::Groups UpdateOps::groups_of(std::uint32_t block) const {
   const BlockGroups& parts = context_.resources.groups[block];
-  const auto& scalars = context_.decisions.update.groups;
+  const auto& scalars = context_.decisions->update.groups;
   Groups groups;
   std::ranges::transform(parts, groups.begin(), [&](const GroupPart& part) {
     return cpu_adam::ParameterGroup{.end = part.end, .scalars = scalars[part.group]};
@@ -108,7 +108,7 @@ UpdateOps::Groups UpdateOps::groups_of(std::uint32_t block) const {
 }
 
 void UpdateOps::device_update(const Op& op) const {
-  SPILLWAY_ASSERT(context_.decisions.update.overrides.empty());
+  SPILLWAY_ASSERT(context_.decisions->update.overrides.empty());
   const OpMemory memory = context_.memory_of(op);
   context_.resources.device_math.update(
       types_, groups_of(op.block),
@@ -125,7 +125,7 @@ void UpdateOps::host_update(const Op& op) {
   const cpu_adam::UpdateRange whole = tile_range(
       op.tile, state.data(), memory.host(memory.read(ValueKind::total_gradient, op.block)).data(),
       parameters.data());
-  const auto& overrides = context_.decisions.update.overrides;
+  const auto& overrides = context_.decisions->update.overrides;
   const Groups same = overrides.empty() ? groups_of(op.block) : Groups{};
   // What another framework has computed with is what is updated.
   const bool follows_values = context_.resources.framework != nullptr;

@@ -3,19 +3,23 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <utility>
 
 #include "runtime/base/error.hpp"
 
 namespace spillway::engine {
 
+InStep Commits::ranks_in_step(StepEngine& engine) {
+  const bool own = engine.placement().all_state_on_disk();
+  return engine.ranks().any(own ? Vote::no : Vote::yes) ? InStep::some : InStep::all;
+}
+
 Commits::Commits(StepEngine& engine, StateIo& state_io, const TrainingState& state,
-                 const PendingUpdate& update)
+                 const PendingUpdate& update, InStep ranks_in_step)
     : engine_(engine),
       state_(state),
       update_(update),
       copy_(engine, state_io),
-      all_in_step_(!engine.ranks().any(in_step() ? Vote::no : Vote::yes)) {}
+      ranks_in_step_(ranks_in_step) {}
 
 bool Commits::due_next() const {
   const std::uint64_t every = std::max<std::uint64_t>(engine_.options().commit_every, 1);
@@ -26,7 +30,7 @@ bool Commits::due_next() const {
 bool Commits::due_to_evaluate() const {
   // A stage whose own gradients are finite has an update, also of a step that others skip.
   const bool updates = update_.pending && state_.skipped_in_a_row == 0;
-  return all_in_step_ && copying() && updates && committed_step_ != state_.step;
+  return ranks_in_step_ == InStep::all && copying() && updates && committed_step_ != state_.step;
 }
 
 TrainingState Commits::resume() {
@@ -49,21 +53,17 @@ TrainingState Commits::resume() {
   return state;
 }
 
-void Commits::prepare(Commit commit, Writes writes) {
-  StepDecisions& step = decisions();
-  step.commit_due =
-      commit == Commit::yes && engine_.store() != nullptr && committed_step_ != state_.step;
+DiskDecision Commits::decide(Commit commit, Writes writes) const {
   const bool complete = writes == Writes::all &&
                         (update_.pending || !engine_.placement().any_state(plan::Tier::nvme));
-  step.copy = complete ? copy_.store() : nullptr;
-  step.commit.step = StepIndex{state_.step};
-  encode(state_, engine_.workload(), step.commit.payload);
+  return {.commits =
+              commit == Commit::yes && engine_.store() != nullptr && committed_step_ != state_.step,
+          .copy = complete ? copy_.store() : nullptr};
 }
 
-void Commits::finish() {
-  StepDecisions& step = decisions();
-  if (step.commit_due) committed_step_ = state_.step;
-  if (std::exchange(step.copy, nullptr) != nullptr) copy_.close();
+void Commits::finish(const DiskDecision& made) {
+  if (made.commits) committed_step_ = state_.step;
+  if (made.copy != nullptr) copy_.close();
 }
 
 void Commits::complete_copy() {
@@ -71,13 +71,6 @@ void Commits::complete_copy() {
   const auto& committed = engine_.store()->committed();
   SPILLWAY_ASSERT(committed.has_value());
   copy_.fill(*committed);
-}
-
-void Commits::complete_copy_of_newest() { copy_.fill(decisions().commit); }
-
-void Commits::abandon_copy() {
-  decisions().copy = nullptr;
-  copy_.abandon();
 }
 
 }  // namespace spillway::engine

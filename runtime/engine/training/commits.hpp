@@ -1,6 +1,6 @@
-// Commits: what of a state in training is true on disk, and what the next list makes true there:
-// the last step, in the state's own store, in a copy of it, or in both. Control thread only,
-// between lists.
+// Commits: what of a state in training is true on disk, and the decision what the next list makes
+// true there: the last step, in the state's own store, in a copy of it, or in both. Control thread
+// only, between lists.
 #pragma once
 
 #include <cstdint>
@@ -17,13 +17,16 @@ namespace spillway::engine {
 enum class Commit : std::uint8_t { no, yes };
 /// Which tiles a list writes, if an update is pending.
 enum class Writes : std::uint8_t { some, all };
+/// The ranks whose commits happen inside the step plan, because all their state is on disk.
+enum class InStep : std::uint8_t { some, all };
 
 class Commits {
  public:
-  /// All arguments outlive this object; `state` and `update` are those of the last step. All ranks
-  /// make theirs at once.
+  /// Returns which ranks of the job commit inside the step plan. All ranks call it.
+  [[nodiscard]] static InStep ranks_in_step(StepEngine& engine);
+  /// All arguments outlive this object; `state` and `update` are those of the last step.
   Commits(StepEngine& engine, StateIo& state_io, const TrainingState& state,
-          const PendingUpdate& update);
+          const PendingUpdate& update, InStep ranks_in_step);
 
   /// Returns the last committed step, if there is one.
   [[nodiscard]] std::optional<std::uint64_t> committed_step() const { return committed_step_; }
@@ -50,25 +53,24 @@ class Commits {
   /// Returns the state that the store's commit records, whose tiles are to be read. Throws unless
   /// it is that of this rank, with the engine's tiles.
   [[nodiscard]] TrainingState resume();
-  /// Decides what the next list makes true; `writes`: by that list.
-  void prepare(Commit commit, Writes writes);
+  /// Returns where the next list makes the last step true; `writes`: by that list.
+  [[nodiscard]] DiskDecision decide(Commit commit, Writes writes) const;
   /// Records what the list has made true.
-  void finish();
+  void finish(const DiskDecision& made);
   /// Completes the copy under way, if there is one, from the committed tiles.
   void complete_copy();
-  /// Completes the copy under way from the newest tiles, whatever is committed.
-  void complete_copy_of_newest();
+  /// Completes the copy under way from the newest tiles, whatever is committed; `commit`: of the
+  /// last step.
+  void complete_copy_of_newest(const nvme_swap::CommitHeader& commit) { copy_.fill(commit); }
   /// Ends the copy under way after an error: later lists write nothing there.
-  void abandon_copy();
+  void abandon_copy() { copy_.abandon(); }
 
  private:
-  [[nodiscard]] StepDecisions& decisions() const { return engine_.actions().decisions(); }
-
   StepEngine& engine_;
   const TrainingState& state_;
   const PendingUpdate& update_;
   StoreCopy copy_;
-  const bool all_in_step_;  ///< `in_step`, of all ranks
+  const InStep ranks_in_step_;
   std::optional<std::uint64_t> committed_step_;
 };
 

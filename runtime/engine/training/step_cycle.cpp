@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <utility>
 
 #include "runtime/base/error.hpp"
 #include "runtime/model/part_map.hpp"
@@ -12,16 +13,16 @@ namespace spillway::engine {
 namespace {
 
 /// Returns what of the model a rank of a tensor group has; nothing for one that has all of it.
-std::optional<model::PartMap> part_map(const EngineWork& work) {
-  const plan::TensorGroup& group = work.workload.tensor;
+std::optional<model::PartMap> part_map(const EngineSetup& setup) {
+  const plan::TensorGroup& group = setup.plan.workload.tensor;
   if (group.count == 1) return std::nullopt;
-  return model::PartMap(work.config, {.index = group.index, .count = group.count});
+  return model::PartMap(setup.config, {.index = group.index, .count = group.count});
 }
 
 /// Whether the saved blocks are those of the model that is trained.
-bool has_blocks_of(const SavedState& source, const EngineWork& work) {
-  if (work.workload.tensor.count > 1) {
-    return std::ranges::equal(source.blocks(), model::make_layout(work.config).blocks,
+bool has_blocks_of(const SavedState& source, const EngineSetup& setup) {
+  if (setup.plan.workload.tensor.count > 1) {
+    return std::ranges::equal(source.blocks(), model::make_layout(setup.config).blocks,
                               [](ElementCount saved, const model::BlockLayout& b) {
                                 return saved == b.padded_parameters;
                               });
@@ -30,7 +31,7 @@ bool has_blocks_of(const SavedState& source, const EngineWork& work) {
     const bool of_another_stage = block.padded_parameters == ElementCount{};
     return of_another_stage || saved == plan::pad(block.parameters, 1);
   };
-  return std::ranges::equal(source.blocks(), work.workload.blocks, fits);
+  return std::ranges::equal(source.blocks(), setup.plan.workload.blocks, fits);
 }
 
 }  // namespace
@@ -41,7 +42,9 @@ StepCycle::StepCycle(StepEngine& engine)
       last_step_(lists_.after(0).step.get()),
       state_io_(engine.workload(), engine.placement(), engine.memory(), engine.slots(),
                 engine.streams(), engine.store(), engine.isa(), engine.ranks()),
-      commits_(engine, state_io_, state_, update_) {
+      commits_(engine, state_io_, state_, update_, Commits::ranks_in_step(engine)) {
+  decided_.commit.payload.reserve(nvme_swap::kMaxCommitPayload);
+  engine.actions().follow(decided_);
   if (engine.setup().store.start == Start::resumed) resume();
 }
 
@@ -60,17 +63,17 @@ void StepCycle::resume() {
 }
 
 void StepCycle::initialize(const model::ParameterSource& source) {
-  const std::optional<model::PartMap> part = part_map(engine_.setup().work);
+  const std::optional<model::PartMap> part = part_map(engine_.setup());
   if (part) return state_io_.initialize(model::PartView(source, *part));
   state_io_.initialize(source);
 }
 
 void StepCycle::take(const SavedState& source) {
-  check(has_blocks_of(source, engine_.setup().work), ErrorCode::invalid_argument,
+  check(has_blocks_of(source, engine_.setup()), ErrorCode::invalid_argument,
         fmt::format("{} holds the state of another model, or of one in other operator tiles; start "
                     "from it with the model and the spillway.operator_tile that it was saved with",
                     source.folder().string()));
-  const std::optional<model::PartMap> part = part_map(engine_.setup().work);
+  const std::optional<model::PartMap> part = part_map(engine_.setup());
   state_io_.adopt(source, part ? &*part : nullptr);
   has_versions_ = is_full_ = false;
   state_ = source.state();
@@ -97,13 +100,15 @@ const Executor& StepCycle::run(Executor& executor) {
 
 /// `writes`: by the list that is about to run.
 void StepCycle::prepare(Commit commit, Writes writes) {
-  decisions().update = update_;
-  commits_.prepare(commit, writes);
+  decided_.update = update_;
+  decided_.disk = commits_.decide(commit, writes);
+  decided_.commit.step = StepIndex{state_.step};
+  encode(state_, engine_.workload(), decided_.commit.payload);
 }
 
 void StepCycle::finish() {
   update_.pending = false;
-  commits_.finish();
+  commits_.finish(std::exchange(decided_.disk, {}));
 }
 
 /// At first all versions of the weights are the same.
@@ -111,24 +116,24 @@ void StepCycle::fill() {
   flush(Commit::no);
   for (const StepLists::OfStep& lists : lists_.by_phase()) {
     if (has_versions_) break;
-    decisions().stash_due = true;
-    decisions().commit_due = false;
+    decided_.stash_due = true;
     run(*lists.flush);
   }
   has_versions_ = true;
-  decisions().stash_due = false;
+  decided_.stash_due = false;
   run(*next().fill);
   is_full_ = true;
 }
 
 /// Inside this list the previous step's update lands, and with it that step becomes committable.
-const Executor& StepCycle::run_step() {
+const Executor& StepCycle::run_step(float loss_gradient_scale) {
+  decided_.loss_gradient_scale = loss_gradient_scale;
   if (engine_.workload().stage.stays_full() && !is_full_) fill();
   prepare(commits_.due_next() ? Commit::yes : Commit::no, Writes::all);
-  const bool records = (decisions().commit_due || commits_.copying()) && !commits_.in_step();
+  const bool records = (decided_.disk.commits || commits_.copying()) && !commits_.in_step();
   last_step_ = &run(records ? *next().recorded : *next().step);
   finish();
-  decisions().stash_due = true;
+  decided_.stash_due = true;
   commits_.complete_copy();
   return *last_step_;
 }
@@ -137,10 +142,10 @@ const Executor& StepCycle::flush(Commit commit) {
   const bool in_step = commits_.in_step();
   const bool due = (commit == Commit::yes && in_step) || commits_.due_to_evaluate();
   prepare(due ? Commit::yes : Commit::no, in_step ? Writes::all : Writes::some);
-  const bool committed = decisions().commit_due;
+  const bool committed = decided_.disk.commits;
   const Executor& executor = run(*next().flush);
   finish();
-  decisions().stash_due = false;
+  decided_.stash_due = false;
   if (committed) await_all_ranks();
   return executor;
 }
@@ -153,8 +158,8 @@ void StepCycle::await_all_ranks() { engine_.ranks().barrier(); }
 void StepCycle::snapshot() {
   prepare(Commit::yes,
           engine_.placement().any_state(plan::Tier::nvme) ? Writes::some : Writes::all);
-  const bool committed = decisions().commit_due;
-  if (!committed && decisions().copy == nullptr) return;
+  const bool committed = decided_.disk.commits;
+  if (!committed && decided_.disk.copy == nullptr) return;
   run(lists_.snapshot());
   finish();
   if (committed) await_all_ranks();
@@ -173,11 +178,12 @@ void StepCycle::copy_now(const nvme_swap::StoreOptions& options) {
   try {
     commits_.copy_next(options);
     prepare(Commit::no, Writes::all);
-    if (decisions().copy == nullptr) return commits_.complete_copy_of_newest();
+    if (decided_.disk.copy == nullptr) return commits_.complete_copy_of_newest(decided_.commit);
     run(lists_.snapshot());
     finish();
   } catch (...) {
     // Half a copy is of no use.
+    decided_.disk = {};
     commits_.abandon_copy();
     throw;
   }

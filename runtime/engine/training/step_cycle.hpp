@@ -18,7 +18,7 @@ namespace spillway::engine {
 class StepCycle {
  public:
   /// Makes all lists ready to run on `engine`, which outlives this object, and reads the state that
-  /// its store has committed, if it resumes one.
+  /// its store has committed, if it resumes one. All ranks make theirs at once.
   explicit StepCycle(StepEngine& engine);
   StepCycle(const StepCycle&) = delete;
   StepCycle& operator=(const StepCycle&) = delete;
@@ -48,7 +48,8 @@ class StepCycle {
   // Lists. These return the executor that has run, with its timings.
 
   /// Runs the list of a step, and with it the pending update; then no update is pending.
-  const Executor& run_step();
+  /// `loss_gradient_scale`: loss scale / targets of the step; of another framework's passes, any.
+  const Executor& run_step(float loss_gradient_scale = 0);
   /// Applies the pending update.
   const Executor& flush(Commit commit);
   /// Runs another list of the same engine.
@@ -83,12 +84,12 @@ class StepCycle {
   void prepare(Commit commit, Writes writes);
   void finish();
   void await_all_ranks();
-  [[nodiscard]] StepDecisions& decisions() { return engine_.actions().decisions(); }
   [[nodiscard]] const StepLists::OfStep& next() const { return lists_.after(state_.step); }
 
   StepEngine& engine_;
   TrainingState state_;
   PendingUpdate update_;
+  StepDecisions decided_;  ///< for the list that runs; nobody else writes it
   bool sound_ = true;
   StepLists lists_;
   const Executor* last_step_;

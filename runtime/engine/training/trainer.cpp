@@ -107,10 +107,8 @@ std::span<const StepResult> Trainer::step(const data::TokenFile& tokens,
   StepResult& result = results_.emplace_back();
   result.tokens = plan::tokens_of_step(workload());
   result.scale = state.loss_scale.scale;
-  engine_.actions().decisions().loss_gradient_scale =
-      static_cast<float>(result.scale / static_cast<double>(result.tokens));
   const bool commits = cycle_.commits().due_next();
-  cycle_.run_step();
+  cycle_.run_step(static_cast<float>(result.scale / static_cast<double>(result.tokens)));
 
   const std::span<double> squares = squares_of(results_.size() - 1);
   sum_up(squares);
