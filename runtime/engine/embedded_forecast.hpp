@@ -52,7 +52,6 @@ class EmbeddedForecast {
   plan::Placement placement_;
   std::vector<plan::MemoryItem> memory_;
   Bytes waiting_gradients_;  ///< of host memory
-  std::uint32_t passes_;     ///< backward passes of a step
   EmbeddedTraffic traffic_;
 };
 

@@ -7,7 +7,6 @@
 #include "runtime/base/error.hpp"
 #include "runtime/engine/embedded/gradient_copies.hpp"
 #include "runtime/engine/embedded/needs.hpp"
-#include "runtime/plan/step/step_builder.hpp"
 
 namespace spillway::engine {
 namespace {
@@ -63,8 +62,8 @@ EmbeddedCycle::EmbeddedCycle(const EmbeddedOptions& options, const EmbeddedLayou
   std::size_t ops = cycle_.lists().most_ops();
   if (layout.workload.streams_external) {
     const plan::Placement& placement = engine_.placement();
-    backward_ = engine_.prepare(plan::build_external_backward(engine_.workload(), placement));
-    norms_ = engine_.prepare(plan::build_external_norms(engine_.workload(), placement));
+    backward_ = engine_.prepare(ops_of(EmbeddedPlan::backward, engine_.workload(), placement));
+    norms_ = engine_.prepare(ops_of(EmbeddedPlan::norms, engine_.workload(), placement));
     ops = std::max({ops, backward_->plan().ops.size(), norms_->plan().ops.size()});
   }
   if (options.traces) record_.trace(ops + copies_of_step(options, layout));

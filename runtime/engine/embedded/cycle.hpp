@@ -35,8 +35,7 @@ class EmbeddedCycle {
   void run(EmbeddedPlan plan);
   /// Returns whether the norms of all gradients of a step can be had after that plan.
   [[nodiscard]] bool gathers(EmbeddedPlan plan) const {
-    const bool streams = layout_.workload.streams_external;
-    return plan == (streams ? EmbeddedPlan::norms : EmbeddedPlan::step);
+    return plan == gathering_plan(layout_.workload);
   }
 
   /// Decides the update of a step whose gradients have this norm, the divisor applied: clipped, or

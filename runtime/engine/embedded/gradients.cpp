@@ -148,7 +148,7 @@ EmbeddedGradients::Turn EmbeddedGradients::receive(std::uint32_t parameter) {
         fmt::format("a gradient of \"{}\" comes ahead of its update; enter its unit first",
                     layout_.names[parameter]));
   // Streamed parameters have the backward pass that `enter` started.
-  if (!layout_.workload.streams_external) users_.runner.start(EmbeddedPlan::step);
+  if (!layout_.workload.streams_external) users_.runner.start(gathering_plan(layout_.workload));
   any_ = true;
   return received_[parameter]++ == 0 ? Turn::first : Turn::later;
 }

@@ -138,15 +138,16 @@ void EmbeddedTrainer::Implementation::gather() {
   parameters_.check_whole();
   if (runner_.phase() == Phase::gathered) return;
   gradients_.check_complete();
+  const EmbeddedPlan plan = gathering_plan(layout_.workload);
   if (streams()) {
     runner_.park();
   } else {
-    runner_.start(EmbeddedPlan::step);
+    runner_.start(plan);
   }
   gradients_.land();
   gradients_.fill_missing();
   // Norms of streamed parameters wait for nobody: all gradients are there.
-  if (streams()) runner_.start(EmbeddedPlan::norms);
+  if (streams()) runner_.start(plan);
   runner_.finish();
 }
 
@@ -274,9 +275,9 @@ EmbeddedResult EmbeddedTrainer::Implementation::step(const EmbeddedStep& step) {
   if (!updates) {
     runner_.park();
   } else if (options_.defers_updates) {
-    passes_.begin(EmbeddedPlan::step);
+    passes_.begin(updating_plan(options_));
   } else {
-    runner_.start(EmbeddedPlan::update);
+    runner_.start(updating_plan(options_));
     runner_.finish();
   }
   return result;

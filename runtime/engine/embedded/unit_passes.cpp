@@ -50,7 +50,7 @@ void UnitPasses::enter(std::uint32_t unit, EmbeddedPass pass) {
         fmt::format("unit {} is entered after grad_norm; call step or discard_gradients first",
                     unit));
   const bool forward = pass == EmbeddedPass::forward;
-  const EmbeddedPlan plan = forward ? EmbeddedPlan::step : EmbeddedPlan::backward;
+  const EmbeddedPlan plan = plan_of(pass);
   const auto block_at = [&](std::uint32_t place) {
     return layout_.residents + (forward ? place : layout_.units() - 1 - place);
   };
