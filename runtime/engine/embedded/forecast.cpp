@@ -101,9 +101,7 @@ EmbeddedForecast::EmbeddedForecast(const EmbeddedOptions& options,
   const EmbeddedLayout layout = make_layout(options, parameters, frozen);
   workload_ = layout.workload;
   placement_ = embedded_placement(options, layout);
-  EmbeddedNeeds needs = needs_of(options, layout, placement_);
-  memory_ = std::move(needs.items);
-  waiting_gradients_ = needs.gradients;
+  needs_ = needs_of(options, layout, placement_);
   Bytes gradients;  // of a backward pass, which no op of a plan brings from a GPU
   if (options.device == config::DeviceKind::cuda) {
     for (const EmbeddedParameter& parameter : parameters) {
@@ -120,7 +118,7 @@ EmbeddedForecast::EmbeddedForecast(const EmbeddedOptions& options,
 
 std::optional<std::string> EmbeddedForecast::refusal(Bytes beside) const {
   try {
-    check_memory(options_, {.items = memory_, .gradients = waiting_gradients_}, beside);
+    check_memory(options_, needs_, beside);
   } catch (const Error& error) {
     if (error.code() != ErrorCode::does_not_fit) throw;
     return error.what();
