@@ -42,6 +42,9 @@ struct EmbeddedLayout {
   std::vector<std::uint32_t> parameters;  ///< by block: how many lie in it
   std::uint32_t residents = 0;            ///< blocks of no unit; those of units follow in order
 
+  /// Whether passes read parameters on the device, to which those of units come for each pass.
+  [[nodiscard]] bool streams() const { return workload.streams_external; }
+  [[nodiscard]] bool is_streamed(std::uint32_t block) const { return block >= residents; }
   [[nodiscard]] std::uint32_t units() const {
     return static_cast<std::uint32_t>(workload.blocks.size()) - residents;
   }

@@ -79,6 +79,11 @@ void UnitPasses::leave(std::uint32_t unit, const offload::ForeignWork& readers) 
   gate_.complete(layout_.residents + unit);
 }
 
+void UnitPasses::forget_uploads() {
+  check_left();
+  if (layout_.streams() && runner_.phase() != PlanRunner::Phase::gathered) runner_.park();
+}
+
 std::span<std::byte> UnitPasses::parameter(std::uint32_t parameter) {
   const ParameterRange& at = layout_.ranges[parameter];
   check_inside(at.block, layout_.names[parameter]);
