@@ -149,13 +149,13 @@ bool EmbeddedTrainer::reads_gradient(std::uint32_t parameter) const {
 
 void EmbeddedTrainer::discard_gradients() {
   parts_->rest();
-  parts_->gradients.forget();
+  parts_->gradient_counts.forget();
 }
 
 void EmbeddedTrainer::discard_gradient(std::uint32_t parameter) {
   static_cast<void>(parts_->range(parameter));
   parts_->rest();
-  parts_->gradients.discard(parameter);
+  parts_->gradient_counts.forget(parameter);
 }
 
 void EmbeddedTrainer::read_gradient(std::uint32_t parameter, std::span<float> sum) {

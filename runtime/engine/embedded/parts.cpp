@@ -86,8 +86,13 @@ EmbeddedParts::EmbeddedParts(const EmbeddedOptions& wanted,
       runner(lists, gate),
       passes(layout, values, gate, runner),
       deferred(layout, gate, runner, passes),
+      gradient_counts(options, layout),
       gradients(options, layout,
-                {.values = values, .record = record, .gate = gate, .runner = runner}),
+                {.counts = gradient_counts,
+                 .values = values,
+                 .record = record,
+                 .gate = gate,
+                 .runner = runner}),
       step_end(options, layout,
                {.engine = engine,
                 .values = values,
@@ -95,6 +100,7 @@ EmbeddedParts::EmbeddedParts(const EmbeddedOptions& wanted,
                 .record = record,
                 .runner = runner,
                 .passes = passes,
+                .gradient_counts = gradient_counts,
                 .gradients = gradients,
                 .updates = updates}) {
   if (options.traces) record.trace(lists.most_ops() + copies_of_step(options, layout));
@@ -127,7 +133,7 @@ void EmbeddedParts::rest() {
 }
 
 void EmbeddedParts::park() {
-  check(!gradients.any(), ErrorCode::invalid_argument,
+  check(!gradient_counts.any(), ErrorCode::invalid_argument,
         "gradients of this step are there already; call step or discard_gradients first");
   rest();
 }

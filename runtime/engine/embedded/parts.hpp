@@ -8,6 +8,7 @@
 #include "runtime/engine/embedded/checkpoints.hpp"
 #include "runtime/engine/embedded/deferred_updates.hpp"
 #include "runtime/engine/embedded/fork_guard.hpp"
+#include "runtime/engine/embedded/gradient_counts.hpp"
 #include "runtime/engine/embedded/gradients.hpp"
 #include "runtime/engine/embedded/layout.hpp"
 #include "runtime/engine/embedded/parameter_state.hpp"
@@ -58,6 +59,7 @@ struct EmbeddedParts {
   PlanRunner runner;  // ends before all that it runs
   UnitPasses passes;
   DeferredUpdates deferred;
+  GradientCounts gradient_counts;
   EmbeddedGradients gradients;
   StepEnd step_end;
 };

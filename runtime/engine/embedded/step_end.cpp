@@ -35,7 +35,7 @@ void StepEnd::gather() {
   runner.check_sound();
   parts_.state.check_whole();
   if (runner.phase() == PlanRunner::Phase::gathered) return;
-  parts_.gradients.check_complete();
+  parts_.gradient_counts.check_complete();
   const EmbeddedPlan plan = gathering_plan(layout_.workload);
   if (layout_.streams()) {
     runner.park();
@@ -75,11 +75,11 @@ EmbeddedResult StepEnd::step(const EmbeddedStep& step) {
   const double own = grad_norm(step.gradient_divisor);
   const double norm = step.grad_norm.value_or(own);
   parts_.values.order_uploads(step.readers);
-  const bool updates = parts_.updates.decide(norm, step, parts_.gradients.skipped());
+  const bool updates = parts_.updates.decide(norm, step, parts_.gradient_counts.skipped());
   parts_.record.end_step();
   const EmbeddedResult result{
       .step = parts_.updates.steps(), .grad_norm = norm, .skipped = !updates};
-  parts_.gradients.forget();
+  parts_.gradient_counts.forget();
   if (!updates) {
     parts_.runner.park();
   } else if (options_.defers_updates) {

@@ -24,6 +24,7 @@ struct StepEndParts {
   UseRecord& record;
   PlanRunner& runner;
   UnitPasses& passes;
+  GradientCounts& gradient_counts;
   EmbeddedGradients& gradients;
   EmbeddedUpdates& updates;
 };
