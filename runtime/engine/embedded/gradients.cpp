@@ -27,7 +27,7 @@ EmbeddedGradients::EmbeddedGradients(const EmbeddedOptions& options, const Embed
     : options_(options),
       layout_(layout),
       users_(users),
-      alone_(options.gradients_per_step == 1),
+      alone_(!sums_gradients(options)),
       sources_(layout.ranges.size()),
       on_the_way_(layout.ranges.size()) {
   if (options.device == config::DeviceKind::host) return;

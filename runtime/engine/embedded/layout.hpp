@@ -50,6 +50,10 @@ struct EmbeddedLayout {
   }
 };
 
+/// Whether a parameter may have several gradients in a step, which are added up in fp32 on the
+/// host.
+[[nodiscard]] bool sums_gradients(const EmbeddedOptions& options);
+
 /// Throws `Error{invalid_argument}` unless there is a `what` of that number.
 void check_number(std::string_view what, std::uint32_t number, std::size_t count);
 

@@ -80,13 +80,14 @@ EmbeddedResult StepEnd::step(const EmbeddedStep& step) {
   const EmbeddedResult result{
       .step = parts_.updates.steps(), .grad_norm = norm, .skipped = !updates};
   parts_.gradient_counts.forget();
+  const EmbeddedPlan plan = updating_plan(options_);
   if (!updates) {
     parts_.runner.park();
-  } else if (options_.defers_updates) {
-    parts_.passes.begin(updating_plan(options_));
-  } else {
-    parts_.runner.start(updating_plan(options_));
+  } else if (plan == EmbeddedPlan::update) {
+    parts_.runner.start(plan);
     parts_.runner.finish();
+  } else {
+    parts_.passes.begin(plan);  // the update runs beside the next passes
   }
   return result;
 }
