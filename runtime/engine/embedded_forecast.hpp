@@ -23,6 +23,16 @@ struct EmbeddedTraffic {
   Bytes update;   ///< read and written in host memory by the update and the norm
 };
 
+/// What a trainer takes of the machine.
+struct EmbeddedNeeds {
+  /// All bytes that the trainer allocates and that its files take, item by item, exactly.
+  std::vector<plan::MemoryItem> items;
+  Bytes gradients;  ///< of host memory, in which gradients wait for the update
+
+  /// Returns the sums by tier.
+  [[nodiscard]] plan::Budgets total() const;
+};
+
 class EmbeddedForecast {
  public:
   /// Takes what the trainer would be made with; `values` may be null everywhere. Throws as the
@@ -32,7 +42,7 @@ class EmbeddedForecast {
                    std::span<const FrozenTensor> frozen);
 
   /// Lists all that the trainer allocates and that its files take, as `EmbeddedTrainer::memory`.
-  [[nodiscard]] const std::vector<plan::MemoryItem>& memory() const { return memory_; }
+  [[nodiscard]] const std::vector<plan::MemoryItem>& memory() const { return needs_.items; }
   [[nodiscard]] const EmbeddedTraffic& traffic() const { return traffic_; }
   /// Returns why this machine lacks the memory now, in the words of the trainer's error; nothing if
   /// it has it. `beside`: bytes of host memory that other trainers will have taken by then.
@@ -50,9 +60,7 @@ class EmbeddedForecast {
   EmbeddedOptions options_;
   plan::Workload workload_;
   plan::Placement placement_;
-  std::vector<plan::MemoryItem> memory_;
-  Bytes waiting_gradients_;  ///< of host memory
-  std::uint32_t passes_;     ///< backward passes of a step
+  EmbeddedNeeds needs_;
   EmbeddedTraffic traffic_;
 };
 

@@ -172,6 +172,8 @@ struct EndedMemory {
   std::shared_ptr<void> units;   ///< that of `device_values` and `device_frozen`, whatever is there
 };
 
+struct EmbeddedParts;
+
 class EmbeddedTrainer {
  public:
   /// Throws `Error{does_not_fit}` where the budgets are too small, `Error{busy}` where another
@@ -299,8 +301,7 @@ class EmbeddedTrainer {
   void write_trace(const std::filesystem::path& path) const;
 
  private:
-  class Implementation;
-  std::unique_ptr<Implementation> implementation_;
+  std::unique_ptr<EmbeddedParts> parts_;
 };
 
 }  // namespace spillway::engine

@@ -3,10 +3,13 @@
 #include <fmt/format.h>
 
 #include <cmath>
+#include <cstddef>
+#include <initializer_list>
 
 #include "cpu_adam/gradient_norm.hpp"
 #include "runtime/base/error.hpp"
-#include "runtime/engine/embedded/implementation.hpp"
+#include "runtime/engine/embedded/needs.hpp"
+#include "runtime/engine/embedded/parts.hpp"
 
 namespace spillway::engine {
 
@@ -25,168 +28,240 @@ double norm_of(std::span<const double> leaf_sums, std::span<const std::uint64_t>
   return std::sqrt(total);
 }
 
+namespace {
+
+/// Throws `Error{invalid_argument}` unless `count` is the parameter's number of elements.
+void check_count(const EmbeddedParts& parts, std::uint32_t parameter, std::size_t count) {
+  const std::uint64_t elements = parts.range(parameter).count;
+  check(count == elements, ErrorCode::invalid_argument,
+        fmt::format("the state of \"{}\" has {} elements, not {}", parts.layout.names[parameter],
+                    elements, count));
+}
+
+/// Throws likewise. A count of 0 is that of an array which a call does not want, or does not have.
+void check_counts(const EmbeddedParts& parts, std::uint32_t parameter,
+                  std::initializer_list<std::size_t> counts) {
+  static_cast<void>(parts.range(parameter));
+  for (const std::size_t count : counts) {
+    if (count != 0) check_count(parts, parameter, count);
+  }
+}
+
+}  // namespace
+
 EmbeddedTrainer::EmbeddedTrainer(const EmbeddedOptions& options,
                                  std::span<const EmbeddedParameter> parameters,
                                  std::span<const FrozenTensor> frozen)
-    : implementation_(std::make_unique<Implementation>(options, parameters, frozen)) {}
+    : parts_(std::make_unique<EmbeddedParts>(options, parameters, frozen)) {}
 
 EmbeddedTrainer::~EmbeddedTrainer() {
   // The threads of the object are the parent's: nothing here can be joined or freed.
-  if (implementation_ != nullptr && implementation_->is_in_child())
-    static_cast<void>(implementation_.release());
+  if (parts_ != nullptr && parts_->process.is_child()) static_cast<void>(parts_.release());
 }
 
 EndedMemory EmbeddedTrainer::end() noexcept {
-  if (implementation_->is_in_child()) {
-    static_cast<void>(implementation_.release());
+  if (parts_->process.is_child()) {
+    static_cast<void>(parts_.release());
     return {};
   }
-  EndedMemory memory = implementation_->take_memory();
-  implementation_.reset();
+  parts_->come_to_rest();
+  EndedMemory memory = parts_->values.take_memory();
+  parts_.reset();
   return memory;
 }
 
-std::size_t EmbeddedTrainer::size() const { return implementation_->names().size(); }
+std::size_t EmbeddedTrainer::size() const { return parts_->layout.names.size(); }
 
-const EmbeddedOptions& EmbeddedTrainer::options() const { return implementation_->options(); }
+const EmbeddedOptions& EmbeddedTrainer::options() const { return parts_->options; }
 
 const std::string& EmbeddedTrainer::name(std::uint32_t parameter) const {
-  static_cast<void>(implementation_->range(parameter));
-  return implementation_->names()[parameter];
+  static_cast<void>(parts_->range(parameter));
+  return parts_->layout.names[parameter];
 }
 
+// Where tensors are
+
 std::span<std::byte> EmbeddedTrainer::values(std::uint32_t parameter) {
-  return implementation_->values(parameter);
+  return parts_->values.kept(parts_->range(parameter));
 }
 
 bool EmbeddedTrainer::keeps_on_gpu(std::uint32_t parameter) const {
-  const ParameterRange& at = implementation_->range(parameter);
-  return options().device == config::DeviceKind::cuda &&
-         implementation_->cycle().values().is_resident(at);
-}
-
-void EmbeddedTrainer::enter(std::uint32_t unit, EmbeddedPass pass) {
-  implementation_->enter(unit, pass);
+  const ParameterRange& at = parts_->range(parameter);
+  return options().device == config::DeviceKind::cuda && parts_->values.is_resident(at);
 }
 
 std::span<std::byte> EmbeddedTrainer::device_values(std::uint32_t parameter) {
-  return implementation_->device_values(parameter);
+  const ParameterRange& at = parts_->range(parameter);
+  return parts_->values.is_resident(at) ? parts_->values.kept(at)
+                                        : parts_->passes.parameter(parameter);
 }
 
 std::span<std::byte> EmbeddedTrainer::frozen_values(std::uint32_t frozen) {
-  return implementation_->frozen_values(frozen);
+  return parts_->values.frozen(parts_->frozen_range(frozen));
 }
 
 std::span<std::byte> EmbeddedTrainer::device_frozen(std::uint32_t frozen) {
-  return implementation_->device_frozen(frozen);
-}
-
-void EmbeddedTrainer::leave(std::uint32_t unit, const offload::ForeignWork& readers) {
-  implementation_->leave(unit, readers);
+  const FrozenRange& at = parts_->frozen_range(frozen);
+  return at.block ? parts_->passes.frozen(frozen) : parts_->values.frozen(at);
 }
 
 void EmbeddedTrainer::take_values(std::uint32_t parameter, const offload::ForeignWork& writers,
                                   TakenValues which) {
-  implementation_->take_values(parameter, writers, which);
+  static_cast<void>(parts_->range(parameter));
+  parts_->deferred.check_waited(parameter);
+  parts_->park();
+  parts_->state.take_values(parameter, writers, which);
 }
 
-void EmbeddedTrainer::forget_uploads() { implementation_->forget_uploads(); }
+// Passes
+
+void EmbeddedTrainer::forget_uploads() {
+  parts_->process.check();
+  parts_->passes.forget_uploads();
+}
+
+void EmbeddedTrainer::enter(std::uint32_t unit, EmbeddedPass pass) {
+  parts_->process.check();
+  parts_->passes.enter(unit, pass);
+}
+
+void EmbeddedTrainer::leave(std::uint32_t unit, const offload::ForeignWork& readers) {
+  parts_->process.check();
+  parts_->passes.leave(unit, readers);
+}
+
+// Gradients
 
 void EmbeddedTrainer::add_gradient(std::uint32_t parameter, std::span<const std::byte> gradient) {
-  static_cast<void>(implementation_->range(parameter));
-  implementation_->gradients().add(parameter, gradient);
+  static_cast<void>(parts_->range(parameter));
+  parts_->gradients.add(parameter, gradient);
 }
 
 void EmbeddedTrainer::add_device_gradient(std::uint32_t parameter, const DeviceGradient& gradient) {
-  static_cast<void>(implementation_->range(parameter));
-  implementation_->gradients().add_from_device(parameter, gradient);
+  static_cast<void>(parts_->range(parameter));
+  parts_->gradients.add_from_device(parameter, gradient);
 }
 
 bool EmbeddedTrainer::reads_gradient(std::uint32_t parameter) const {
-  static_cast<void>(implementation_->range(parameter));
-  return implementation_->gradients().reads(parameter);
+  static_cast<void>(parts_->range(parameter));
+  return parts_->gradients.reads(parameter);
 }
 
-void EmbeddedTrainer::discard_gradients() { implementation_->discard_gradients(); }
+void EmbeddedTrainer::discard_gradients() {
+  parts_->rest();
+  parts_->gradient_counts.forget();
+}
 
 void EmbeddedTrainer::discard_gradient(std::uint32_t parameter) {
-  implementation_->discard_gradient(parameter);
+  static_cast<void>(parts_->range(parameter));
+  parts_->rest();
+  parts_->gradient_counts.forget(parameter);
 }
 
 void EmbeddedTrainer::read_gradient(std::uint32_t parameter, std::span<float> sum) {
-  implementation_->read_gradient(parameter, sum);
+  check_count(*parts_, parameter, sum.size());
+  parts_->rest();
+  parts_->gradients.read(parameter, sum);
 }
 
 void EmbeddedTrainer::write_gradient(std::uint32_t parameter, std::span<const float> sum) {
-  implementation_->write_gradient(parameter, sum);
+  check_count(*parts_, parameter, sum.size());
+  parts_->rest();
+  parts_->gradients.write(parameter, sum);
 }
 
-void EmbeddedTrainer::reopen_gradients() { implementation_->reopen_gradients(); }
+void EmbeddedTrainer::reopen_gradients() { parts_->rest(); }
+
+// Steps and updates
 
 double EmbeddedTrainer::grad_norm(double gradient_divisor) {
-  return implementation_->grad_norm(gradient_divisor);
+  parts_->process.check();
+  return parts_->step_end.grad_norm(gradient_divisor);
 }
 
-std::span<const double> EmbeddedTrainer::leaf_sums() { return implementation_->leaf_sums(); }
+std::span<const double> EmbeddedTrainer::leaf_sums() {
+  parts_->process.check();
+  return parts_->step_end.leaf_sums();
+}
 
 EmbeddedResult EmbeddedTrainer::step(const EmbeddedStep& step) {
-  return implementation_->step(step);
+  parts_->process.check();
+  return parts_->step_end.step(step);
 }
 
-void EmbeddedTrainer::wait(std::uint32_t parameter) { implementation_->wait(parameter); }
+void EmbeddedTrainer::wait(std::uint32_t parameter) {
+  static_cast<void>(parts_->range(parameter));
+  parts_->deferred.wait(parameter);
+}
 
 void EmbeddedTrainer::wait() {
   for (std::uint32_t parameter = 0; parameter < size(); ++parameter) wait(parameter);
 }
 
 const cpu_adam::AdamOptions& EmbeddedTrainer::group(std::uint32_t group) const {
-  implementation_->check_group(group);
-  return implementation_->options().groups[group];
+  return parts_->updates.group(group);
 }
 
 void EmbeddedTrainer::set_group(std::uint32_t group, const cpu_adam::AdamOptions& options) {
-  implementation_->set_group(group, options);
+  parts_->updates.set_group(group, options);
 }
 
-std::uint64_t EmbeddedTrainer::steps() const { return implementation_->cycle().state().step; }
+std::uint64_t EmbeddedTrainer::steps() const { return parts_->updates.steps(); }
 
-std::uint64_t EmbeddedTrainer::updates() const { return implementation_->cycle().state().updates; }
+std::uint64_t EmbeddedTrainer::updates() const { return parts_->updates.updates(); }
 
 std::uint64_t EmbeddedTrainer::updates(std::uint32_t parameter) const {
-  static_cast<void>(implementation_->range(parameter));
-  return implementation_->cycle().updates()[parameter];
+  static_cast<void>(parts_->range(parameter));
+  return parts_->updates.counts()[parameter];
 }
 
 void EmbeddedTrainer::set_updates(std::uint32_t parameter, std::uint64_t updates) {
-  implementation_->set_updates(parameter, updates);
+  static_cast<void>(parts_->range(parameter));
+  parts_->park();
+  parts_->updates.set_count(parameter, updates);
 }
 
-void EmbeddedTrainer::set_updates(std::uint64_t updates) { implementation_->set_updates(updates); }
+void EmbeddedTrainer::set_updates(std::uint64_t updates) {
+  parts_->park();
+  parts_->updates.set_counts(updates);
+}
+
+// State
 
 void EmbeddedTrainer::read_state(std::uint32_t parameter, std::span<float> master,
                                  std::span<float> m, std::span<float> v) {
-  implementation_->read_state(parameter, {.master = master, .m = m, .v = v});
+  check_counts(*parts_, parameter, {master.size(), m.size(), v.size()});
+  parts_->park();
+  parts_->state.read(parameter, {.master = master, .m = m, .v = v});
 }
 
 void EmbeddedTrainer::write_state(std::uint32_t parameter, std::span<const float> master,
                                   std::span<const float> m, std::span<const float> v) {
-  implementation_->write_state(parameter, {.master = master, .m = m, .v = v});
+  check_counts(*parts_, parameter, {master.size(), m.size(), v.size()});
+  parts_->park();
+  parts_->state.write(parameter, {.master = master, .m = m, .v = v});
 }
 
 void EmbeddedTrainer::save(const std::filesystem::path& directory) {
-  implementation_->save(directory);
+  parts_->rest();
+  parts_->checkpoints.save(directory);
 }
 
 void EmbeddedTrainer::load(const std::filesystem::path& directory) {
-  implementation_->load(directory);
+  parts_->park();
+  parts_->checkpoints.load(directory);
 }
 
-std::vector<plan::MemoryItem> EmbeddedTrainer::memory() const { return implementation_->memory(); }
+// What it takes and uses
 
-EmbeddedUse EmbeddedTrainer::use() const { return implementation_->cycle().record().use(); }
+std::vector<plan::MemoryItem> EmbeddedTrainer::memory() const {
+  return needs_of(parts_->options, parts_->layout, parts_->engine.placement()).items;
+}
+
+EmbeddedUse EmbeddedTrainer::use() const { return parts_->record.use(); }
 
 void EmbeddedTrainer::write_trace(const std::filesystem::path& path) const {
-  implementation_->cycle().record().write_trace(path);
+  parts_->record.write_trace(path);
 }
 
 }  // namespace spillway::engine

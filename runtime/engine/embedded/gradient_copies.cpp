@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "runtime/base/error.hpp"
+#include "runtime/engine/embedded/embedded_plan.hpp"
 
 namespace spillway::engine {
 namespace {
@@ -13,7 +14,7 @@ constexpr Bytes kMostLanding{4u << 20};
 }  // namespace
 
 Bytes landing_bytes(const EmbeddedOptions& options, const EmbeddedLayout& layout) {
-  if (options.device == config::DeviceKind::host || options.gradients_per_step == 1) return {};
+  if (options.device == config::DeviceKind::host || !sums_gradients(options)) return {};
   const ParameterRange& largest = std::ranges::max(layout.ranges, {}, &ParameterRange::count);
   const Bytes whole{largest.count * size_of(options.dtype)};
   return Bytes{std::min(whole, kMostLanding).value() * GradientCopies::kInFlight};
@@ -21,13 +22,13 @@ Bytes landing_bytes(const EmbeddedOptions& options, const EmbeddedLayout& layout
 
 std::size_t copies_of_step(const EmbeddedOptions& options, const EmbeddedLayout& layout) {
   if (options.device == config::DeviceKind::host) return 0;
-  const bool alone = options.gradients_per_step == 1;
+  const bool sums = sums_gradients(options);
   std::size_t copies = 0;
   for (const ParameterRange& range : layout.ranges) {
     const std::size_t bytes = range.count * size_of(options.dtype);
-    copies += alone ? 1 : round_up(bytes, kMostLanding.value()) / kMostLanding.value();
+    copies += sums ? round_up(bytes, kMostLanding.value()) / kMostLanding.value() : 1;
   }
-  return copies * std::max(options.gradients_per_step, 1U);
+  return copies * passes_of_step(options);
 }
 
 GradientCopies::GradientCopies(offload::DeviceBackend& backend, Bytes landing)

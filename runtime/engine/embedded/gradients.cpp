@@ -27,12 +27,9 @@ EmbeddedGradients::EmbeddedGradients(const EmbeddedOptions& options, const Embed
     : options_(options),
       layout_(layout),
       users_(users),
-      alone_(options.gradients_per_step == 1),
-      received_(layout.ranges.size()),
-      missing_(layout.workload.blocks.size()),
+      alone_(!sums_gradients(options)),
       sources_(layout.ranges.size()),
       on_the_way_(layout.ranges.size()) {
-  forget();
   if (options.device == config::DeviceKind::host) return;
   queue_.resize(layout.ranges.size());
   offload::DeviceBackend& backend = users.values.backend();
@@ -72,7 +69,7 @@ void EmbeddedGradients::add(std::uint32_t parameter, std::span<const std::byte> 
   const Turn turn = receive(parameter);
   await_memory(parameter);
   store(parameter, turn, 0, gradient);
-  count(parameter);
+  note_landed(parameter);
 }
 
 void EmbeddedGradients::add_from_device(std::uint32_t parameter, const DeviceGradient& gradient) {
@@ -126,38 +123,33 @@ bool EmbeddedGradients::reads(std::uint32_t parameter) const {
   return !sources_[parameter].empty();
 }
 
-/// Registers a gradient of a parameter. The first of all starts the plan of the step, unless
-/// parameters are streamed.
+/// Takes a gradient of a parameter. The first of all starts the plan of the step, unless parameters
+/// are streamed.
 EmbeddedGradients::Turn EmbeddedGradients::receive(std::uint32_t parameter) {
   const Lock lock(mutex_);
-  const std::uint32_t most = options_.gradients_per_step;
-  check(users_.runner.phase() != Phase::gathered, ErrorCode::invalid_argument,
+  PlanRunner& runner = users_.runner;
+  check(runner.phase() != Phase::gathered, ErrorCode::invalid_argument,
         fmt::format("a gradient of \"{}\" comes after grad_norm; call step or discard_gradients "
                     "first",
                     layout_.names[parameter]));
-  check(most == 0 || received_[parameter] < most, ErrorCode::invalid_argument,
-        fmt::format("\"{}\" has had {} of its {} gradients of this step; call step, or say how "
-                    "many a step has (gradients_per_step)",
-                    layout_.names[parameter], received_[parameter], most));
+  users_.counts.check_room(parameter);
   // A unit's forward may wait for those of others, which nobody enters.
   const std::uint32_t block = layout_.ranges[parameter].block;
-  const std::optional<std::uint64_t> update = users_.runner.update();
-  check(block < layout_.residents || !update || users_.gate.has_begun_forward(block, *update) ||
-            !layout_.workload.streams_external,
+  const std::optional<std::uint64_t> update = runner.update();
+  check(!layout_.is_streamed(block) || !update || users_.gate.has_begun_forward(block, *update),
         ErrorCode::invalid_argument,
         fmt::format("a gradient of \"{}\" comes ahead of its update; enter its unit first",
                     layout_.names[parameter]));
   // Streamed parameters have the backward pass that `enter` started.
-  if (!layout_.workload.streams_external) users_.runner.start(EmbeddedPlan::step);
-  any_ = true;
-  return received_[parameter]++ == 0 ? Turn::first : Turn::later;
+  if (!layout_.streams()) runner.start(gathering_plan(layout_.workload));
+  return users_.counts.take(parameter);
 }
 
 /// Returns once no update reads the gradient of the step before. Where parameters are streamed, an
 /// update runs beside a forward pass, which a block begins once its own is over.
 void EmbeddedGradients::await_memory(std::uint32_t parameter) {
   const std::uint32_t block = layout_.ranges[parameter].block;
-  const bool streams = layout_.workload.streams_external;
+  const bool streams = layout_.streams();
   const std::optional<std::uint64_t> update = users_.runner.update();
   if (streams && !update) return;
   const bool begun = streams ? users_.gate.wait_for_forward(block, *update)
@@ -179,42 +171,11 @@ void EmbeddedGradients::store(std::uint32_t parameter, Turn turn, std::uint64_t 
                        {sums, bytes.size() / size}, turn == Turn::first);
 }
 
-/// Notes that a gradient of the parameter has come to host memory; the last of its block ends the
-/// block's backward.
-void EmbeddedGradients::count(std::uint32_t parameter) {
-  const std::uint32_t block = layout_.ranges[parameter].block;
-  const Lock lock(mutex_);
-  if (missing_[block] == 0 || --missing_[block] > 0) return;
-  // A unit's pass is over when the framework leaves it.
-  if (!layout_.workload.streams_external) users_.gate.complete(block);
-}
-
-bool EmbeddedGradients::any() const {
-  const Lock lock(mutex_);
-  return any_;
-}
-
-void EmbeddedGradients::check_complete() const {
-  if (options_.missing_gradient != MissingGradient::refuse) return;
-  const std::uint32_t least = std::max(options_.gradients_per_step, 1U);
-  const Lock lock(mutex_);
-  const auto missing = std::ranges::find_if(received_, [&](auto n) { return n < least; });
-  if (missing == received_.end()) return;
-  throw Error(
-      ErrorCode::invalid_argument,
-      fmt::format("\"{}\" has {} of the {} gradients of this step; run backward for it, leave "
-                  "parameters without gradients out, or ask for zeros (missing_gradient)",
-                  layout_.names[static_cast<std::size_t>(missing - received_.begin())], *missing,
-                  least));
-}
-
-std::vector<bool> EmbeddedGradients::skipped() const {
-  if (options_.missing_gradient != MissingGradient::skip) return {};
-  const Lock lock(mutex_);
-  std::vector<bool> skipped;
-  if (std::ranges::find(received_, 0U) == received_.end()) return skipped;
-  for (const std::uint32_t count : received_) skipped.push_back(count == 0);
-  return skipped;
+/// Notes that a gradient of the parameter has come to host memory. The last of its block ends the
+/// block's backward; a unit's pass is over when the framework leaves it.
+void EmbeddedGradients::note_landed(std::uint32_t parameter) {
+  const bool completes = users_.counts.land(parameter);
+  if (completes && !layout_.streams()) users_.gate.complete(layout_.ranges[parameter].block);
 }
 
 void EmbeddedGradients::land() {
@@ -225,37 +186,14 @@ void EmbeddedGradients::land() {
 
 void EmbeddedGradients::fill_missing() {
   for (std::uint32_t parameter = 0; parameter < layout_.ranges.size(); ++parameter) {
-    if (has_come(parameter)) continue;
+    if (users_.counts.any(parameter)) continue;
     await_memory(parameter);
     std::ranges::fill(users_.values.gradient(layout_.ranges[parameter]), std::byte{});
   }
 }
 
-bool EmbeddedGradients::has_come(std::uint32_t parameter) const {
-  const Lock lock(mutex_);
-  return received_[parameter] > 0;
-}
-
-void EmbeddedGradients::forget() {
-  const Lock lock(mutex_);
-  std::ranges::fill(received_, 0);
-  any_ = false;
-  // Where nobody says how many there will be, `step` completes them.
-  for (std::size_t block = 0; block < missing_.size(); ++block) {
-    missing_[block] = std::uint64_t{layout_.parameters[block]} * options_.gradients_per_step;
-  }
-}
-
-void EmbeddedGradients::discard(std::uint32_t parameter) {
-  const Lock lock(mutex_);
-  if (options_.gradients_per_step > 0) {
-    missing_[layout_.ranges[parameter].block] += received_[parameter];
-  }
-  received_[parameter] = 0;
-}
-
 void EmbeddedGradients::read(std::uint32_t parameter, std::span<float> sum) const {
-  if (!has_come(parameter)) {
+  if (!users_.counts.any(parameter)) {
     std::ranges::fill(sum, 0.0F);
     return;
   }
@@ -264,7 +202,7 @@ void EmbeddedGradients::read(std::uint32_t parameter, std::span<float> sum) cons
 }
 
 void EmbeddedGradients::write(std::uint32_t parameter, std::span<const float> sum) {
-  check(has_come(parameter), ErrorCode::invalid_argument,
+  check(users_.counts.any(parameter), ErrorCode::invalid_argument,
         fmt::format("\"{}\" has no gradient in this step that could be replaced: hand one over",
                     layout_.names[parameter]));
   cpu_adam::round_gradient(options_.isa.value_or(cpu_adam::best_isa()),
@@ -336,7 +274,7 @@ void EmbeddedGradients::finish(const GradientCopy& copy) {
   users_.record.note_download(layout_.ranges[copy.parameter].block, Bytes{copy.target.size()},
                               copy.duration);
   if (!copy.ends) return;
-  count(copy.parameter);
+  note_landed(copy.parameter);
   {
     const Lock lock(mutex_);
     waiting_ -= Bytes{sources_[copy.parameter].size()};

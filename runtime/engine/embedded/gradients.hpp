@@ -1,5 +1,5 @@
-// EmbeddedGradients: takes the gradients of a step into host memory, and counts them. Those in the
-// memory of a device are brought by a thread of this object, behind what computes them.
+// EmbeddedGradients: takes the gradients of a step into host memory. Those in the memory of a
+// device are brought by a thread of this object, behind what computes them.
 #pragma once
 
 #include <cstdint>
@@ -7,12 +7,12 @@
 #include <memory>
 #include <optional>
 #include <span>
-#include <string>
 #include <thread>
 #include <vector>
 
 #include "runtime/base/mutex.hpp"
 #include "runtime/engine/embedded/gradient_copies.hpp"
+#include "runtime/engine/embedded/gradient_counts.hpp"
 #include "runtime/engine/embedded/pass_gate.hpp"
 #include "runtime/engine/embedded/plan_runner.hpp"
 #include "runtime/engine/embedded/use_record.hpp"
@@ -20,8 +20,9 @@
 
 namespace spillway::engine {
 
-/// What uses the gradients; all outlive EmbeddedGradients.
+/// What counts the gradients, and what uses them; all outlive EmbeddedGradients.
 struct GradientUsers {
+  GradientCounts& counts;
   EmbeddedValues& values;
   UseRecord& record;
   PassGate& gate;
@@ -44,28 +45,18 @@ class EmbeddedGradients {
   void add_from_device(std::uint32_t parameter, const DeviceGradient& gradient);
   [[nodiscard]] bool reads(std::uint32_t parameter) const;
 
-  [[nodiscard]] bool any() const;
-  /// Returns, by parameter, whether it keeps its value because its gradient is missing; empty if
-  /// none does.
-  [[nodiscard]] std::vector<bool> skipped() const;
-  /// Throws `Error{invalid_argument}` that names a parameter whose gradient is missing, if the
-  /// options refuse that.
-  void check_complete() const;
   /// Blocks until all gradients that were added are in host memory.
   void land();
   /// Writes zeros where no gradient came, while the plan of the step runs or once it is over.
   void fill_missing();
-  void forget();
 
   // As EmbeddedTrainer describes these, while nothing runs and no gradient is on its way.
 
-  void discard(std::uint32_t parameter);
   void read(std::uint32_t parameter, std::span<float> sum) const;
   void write(std::uint32_t parameter, std::span<const float> sum);
 
  private:
-  /// Which gradient of its parameter one is in a step.
-  enum class Turn : std::uint8_t { first, later };
+  using Turn = GradientCounts::Turn;
   using Source = offload::DeviceSpan<const std::byte>;
   /// A gradient on its way from the device.
   struct OnTheWay {
@@ -79,13 +70,12 @@ class EmbeddedGradients {
   [[nodiscard]] Turn receive(std::uint32_t parameter);
   void store(std::uint32_t parameter, Turn turn, std::uint64_t first,
              std::span<const std::byte> bytes);
-  void count(std::uint32_t parameter);
+  void note_landed(std::uint32_t parameter);
   void await_memory(std::uint32_t parameter);
   void await_last(Lock& lock, std::uint32_t parameter) SPILLWAY_REQUIRES(mutex_);
   void await_room(Lock& lock, Bytes bytes) SPILLWAY_REQUIRES(mutex_);
   [[nodiscard]] bool has_room(Bytes bytes) const SPILLWAY_REQUIRES(mutex_);
   void check_sound() const SPILLWAY_REQUIRES(mutex_);
-  [[nodiscard]] bool has_come(std::uint32_t parameter) const SPILLWAY_EXCLUDES(mutex_);
 
   void bring() noexcept;
   void bring_all();
@@ -99,11 +89,6 @@ class EmbeddedGradients {
 
   mutable Mutex mutex_;
   mutable Condition changed_;
-  /// By parameter: gradients of this step.
-  std::vector<std::uint32_t> received_ SPILLWAY_GUARDED_BY(mutex_);
-  /// By block: gradients that it still waits for.
-  std::vector<std::uint64_t> missing_ SPILLWAY_GUARDED_BY(mutex_);
-  bool any_ SPILLWAY_GUARDED_BY(mutex_) = false;
   /// By parameter: what is on its way from the device; empty: nothing.
   std::vector<Source> sources_ SPILLWAY_GUARDED_BY(mutex_);
   Bytes waiting_ SPILLWAY_GUARDED_BY(mutex_);  ///< of all on their way

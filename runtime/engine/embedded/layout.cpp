@@ -187,11 +187,11 @@ std::uint32_t parameter_slots(const EmbeddedOptions& options, const EmbeddedLayo
   for (std::uint32_t block = 0; block < layout.workload.blocks.size(); ++block) {
     const plan::BlockShape& shape = layout.workload.blocks[block];
     const Bytes bytes{shape.padded_parameters.value() * size};
-    if (block < layout.residents) {
-      resident += bytes;
-    } else {
+    if (layout.is_streamed(block)) {
       trained = std::max(trained, bytes);
       frozen = std::max(frozen, shape.frozen_bytes);
+    } else {
+      resident += bytes;
     }
   }
   const Bytes largest = trained + frozen;
@@ -207,6 +207,8 @@ std::uint32_t parameter_slots(const EmbeddedOptions& options, const EmbeddedLayo
 }
 
 }  // namespace
+
+bool sums_gradients(const EmbeddedOptions& options) { return options.gradients_per_step != 1; }
 
 void check_number(std::string_view what, std::uint32_t number, std::size_t count) {
   check(number < count, ErrorCode::invalid_argument,
@@ -230,7 +232,7 @@ EmbeddedLayout make_layout(const EmbeddedOptions& options,
   layout.workload.streams_external = options.device_memory.has_value();
   layout.workload.compute = options.dtype;
   // Gradients wait in fp32 where several are summed, as those of rounds do.
-  layout.workload.rounds = options.gradients_per_step == 1 ? 1 : 2;
+  layout.workload.rounds = sums_gradients(options) ? 2 : 1;
   for (const EmbeddedParameter& parameter : parameters) layout.names.push_back(parameter.name);
   layout.ranges.resize(parameters.size());
   layout.order = order_of(parameters);

@@ -42,10 +42,17 @@ struct EmbeddedLayout {
   std::vector<std::uint32_t> parameters;  ///< by block: how many lie in it
   std::uint32_t residents = 0;            ///< blocks of no unit; those of units follow in order
 
+  /// Whether passes read parameters on the device, to which those of units come for each pass.
+  [[nodiscard]] bool streams() const { return workload.streams_external; }
+  [[nodiscard]] bool is_streamed(std::uint32_t block) const { return block >= residents; }
   [[nodiscard]] std::uint32_t units() const {
     return static_cast<std::uint32_t>(workload.blocks.size()) - residents;
   }
 };
+
+/// Whether a parameter may have several gradients in a step, which are added up in fp32 on the
+/// host.
+[[nodiscard]] bool sums_gradients(const EmbeddedOptions& options);
 
 /// Throws `Error{invalid_argument}` unless there is a `what` of that number.
 void check_number(std::string_view what, std::uint32_t number, std::size_t count);

@@ -2,12 +2,10 @@
 // Any thread.
 #pragma once
 
-#include <vector>
-
 #include "runtime/base/memory_budget.hpp"
 #include "runtime/config/train_options.hpp"
 #include "runtime/engine/embedded/layout.hpp"
-#include "runtime/plan/machine_profile.hpp"
+#include "runtime/engine/embedded_forecast.hpp"
 #include "runtime/plan/placement/placement.hpp"
 
 namespace spillway::engine {
@@ -15,14 +13,6 @@ namespace spillway::engine {
 /// Returns the options of the step engine below such a trainer.
 [[nodiscard]] config::TrainOptions train_options(const EmbeddedOptions& options);
 
-struct EmbeddedNeeds {
-  /// All bytes that the trainer allocates and that its files take, item by item, exactly.
-  std::vector<plan::MemoryItem> items;
-  Bytes gradients;  ///< of host memory, in which gradients wait for the update
-
-  /// Returns the sums by tier.
-  [[nodiscard]] plan::Budgets total() const;
-};
 [[nodiscard]] EmbeddedNeeds needs_of(const EmbeddedOptions& options, const EmbeddedLayout& layout,
                                      const plan::Placement& placement);
 

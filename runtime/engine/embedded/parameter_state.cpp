@@ -176,9 +176,13 @@ void ParameterState::write(std::uint32_t parameter, const cpu_adam::ConstWideSta
   torn_[parameter] = {};
 }
 
-void ParameterState::take_values(std::uint32_t parameter, TakenValues which) {
+void ParameterState::take_values(std::uint32_t parameter, const offload::ForeignWork& writers,
+                                 TakenValues which) {
+  const ParameterRange& range = layout_.ranges[parameter];
+  values_.order_downloads(writers);
+  if (values_.is_resident(range)) values_.download(range);
   torn_[parameter].masters = true;
-  follow(layout_.ranges[parameter], which);
+  follow(range, which);
   torn_[parameter].masters = false;
 }
 

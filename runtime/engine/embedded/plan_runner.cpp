@@ -4,8 +4,8 @@
 
 namespace spillway::engine {
 
-PlanRunner::PlanRunner(EmbeddedCycle& cycle, PassGate& gate)
-    : cycle_(cycle), gate_(gate), thread_(start_thread("plans", [this] { run(); })) {}
+PlanRunner::PlanRunner(PlanLists& lists, PassGate& gate)
+    : lists_(lists), gate_(gate), thread_(start_thread("plans", [this] { run(); })) {}
 
 PlanRunner::~PlanRunner() {
   {
@@ -47,10 +47,10 @@ void PlanRunner::start(EmbeddedPlan plan) {
   {
     const Lock lock(mutex_);
     if (phase_ == Phase::running) return;
-    number_ = gate_.close(cycle_.wake());
+    number_ = gate_.close(lists_.wake());
     phase_ = Phase::running;
     plan_ = plan;
-    updates_ = cycle_.has_pending();
+    updates_ = lists_.has_pending();
   }
   changed_.notify_all();
 }
@@ -78,14 +78,14 @@ void PlanRunner::run() {
     lock.unlock();
     std::exception_ptr failure;
     try {
-      cycle_.run(plan);
+      lists_.run(plan);
     } catch (...) {
       failure = std::current_exception();
     }
     lock.lock();
     failure_ = failure;
     phase_ = failure != nullptr     ? Phase::failed
-             : cycle_.gathers(plan) ? Phase::gathered
+             : lists_.gathers(plan) ? Phase::gathered
                                     : Phase::parked;
     if (failure != nullptr) gate_.release();
     changed_.notify_all();

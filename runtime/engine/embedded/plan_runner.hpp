@@ -7,8 +7,8 @@
 #include <thread>
 
 #include "runtime/base/mutex.hpp"
-#include "runtime/engine/embedded/cycle.hpp"
 #include "runtime/engine/embedded/pass_gate.hpp"
+#include "runtime/engine/embedded/plan_lists.hpp"
 
 namespace spillway::engine {
 
@@ -24,7 +24,7 @@ class PlanRunner {
   };
 
   /// Starts the thread. Both arguments outlive this object.
-  PlanRunner(EmbeddedCycle& cycle, PassGate& gate);
+  PlanRunner(PlanLists& lists, PassGate& gate);
   /// Waits for the plan under way, which must not wait for passes.
   ~PlanRunner();
   PlanRunner(const PlanRunner&) = delete;
@@ -48,7 +48,7 @@ class PlanRunner {
  private:
   void run();
 
-  EmbeddedCycle& cycle_;
+  PlanLists& lists_;
   PassGate& gate_;
 
   mutable Mutex mutex_;

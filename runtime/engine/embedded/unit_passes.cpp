@@ -11,7 +11,7 @@ UnitPasses::UnitPasses(const EmbeddedLayout& layout, EmbeddedValues& values, Pas
     : layout_(layout), values_(values), gate_(gate), runner_(runner) {}
 
 void UnitPasses::check_unit(std::uint32_t unit) const {
-  check(layout_.workload.streams_external, ErrorCode::invalid_argument,
+  check(layout_.streams(), ErrorCode::invalid_argument,
         "no parameter is streamed; give device_memory, and units to the parameters");
   check_number("unit", unit, layout_.units());
 }
@@ -32,11 +32,9 @@ void UnitPasses::check_inside(std::uint32_t block, const std::string& name) cons
 
 void UnitPasses::begin(EmbeddedPlan plan) {
   runner_.start(plan);
-  for (std::uint32_t block = 0; layout_.workload.streams_external && block < layout_.residents;
-       ++block) {
-    gate_.complete(block);
-  }
   entered_ = 0;
+  if (!layout_.streams()) return;
+  for (std::uint32_t block = 0; block < layout_.residents; ++block) gate_.complete(block);
 }
 
 /// Begins at the first unit of a plan, unless this one comes later in the plan that runs: the
@@ -50,7 +48,7 @@ void UnitPasses::enter(std::uint32_t unit, EmbeddedPass pass) {
         fmt::format("unit {} is entered after grad_norm; call step or discard_gradients first",
                     unit));
   const bool forward = pass == EmbeddedPass::forward;
-  const EmbeddedPlan plan = forward ? EmbeddedPlan::step : EmbeddedPlan::backward;
+  const EmbeddedPlan plan = plan_of(pass);
   const auto block_at = [&](std::uint32_t place) {
     return layout_.residents + (forward ? place : layout_.units() - 1 - place);
   };
@@ -77,6 +75,11 @@ void UnitPasses::leave(std::uint32_t unit, const offload::ForeignWork& readers) 
   values_.order_uploads(readers);
   inside_.reset();
   gate_.complete(layout_.residents + unit);
+}
+
+void UnitPasses::forget_uploads() {
+  check_left();
+  if (layout_.streams() && runner_.phase() != PlanRunner::Phase::gathered) runner_.park();
 }
 
 std::span<std::byte> UnitPasses::parameter(std::uint32_t parameter) {

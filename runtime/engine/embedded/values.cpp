@@ -30,6 +30,12 @@ offload::DeviceSpan<std::byte> EmbeddedValues::resident(const ParameterRange& ra
       .subspan(range.first * size, range.count * size);
 }
 
+std::span<std::byte> EmbeddedValues::kept(const ParameterRange& range) {
+  if (!is_resident(range)) return host(range);
+  const offload::DeviceSpan<std::byte> values = resident(range);
+  return {values.address(), values.size()};
+}
+
 std::span<std::byte> EmbeddedValues::frozen(const FrozenRange& range) {
   if (range.block) {
     return engine_.memory()

@@ -37,6 +37,8 @@ class EmbeddedValues {
   [[nodiscard]] std::span<std::byte> host(const ParameterRange& range);
   /// Returns where a parameter that stays on the device lies there. Any thread.
   [[nodiscard]] offload::DeviceSpan<std::byte> resident(const ParameterRange& range);
+  /// Returns where the parameter is kept: on the device if it stays there. Any thread.
+  [[nodiscard]] std::span<std::byte> kept(const ParameterRange& range);
   /// Returns where a frozen tensor is kept: on the host, or on the device if it is of no unit. Any
   /// thread.
   [[nodiscard]] std::span<std::byte> frozen(const FrozenRange& range);
