@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -32,6 +32,22 @@ def refuse(**values: Any) -> None:
     for name, value in values.items():
         if value:
             raise NotSupportedError(f"{name}={value} is not supported; leave it out")
+
+
+class _Waits:
+    """A hook before the forward pass of a submodule. In a copy or a file of the model, whose
+    parameters are not the optimizer's, it waits for nothing."""
+
+    def __init__(self, wait: Callable[[torch.nn.Module, int], None] | None = None,
+                 number: int = 0) -> None:
+        self._wait, self._number = wait, number
+
+    def __call__(self, part: torch.nn.Module, _arguments: Any) -> None:
+        if self._wait is not None:
+            self._wait(part, self._number)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Waits, ()
 
 
 class OffloadedOptimizer(WithSteps):
@@ -173,7 +189,7 @@ class OffloadedOptimizer(WithSteps):
         for number, part in enumerate(module.modules()):
             if parts[number] or number == 0:
                 self._lifetime.hooks.append(part.register_forward_pre_hook(
-                    lambda part, _, number=number: wait(part, number)))
+                    _Waits(wait, number)))
         # What was compiled before, or for a module without these hooks, does not call them.
         torch._dynamo.config.skip_nnmodule_hook_guards = False
         torch._dynamo.reset()

@@ -119,3 +119,15 @@ def check_unshared(registered: Registered) -> None:
             f"{registered.name} is in shared memory (share_memory(), or the model came from "
             "another process), and its values move into memory of the optimizer: train a copy "
             "(copy.deepcopy(model)), and copy its parameters into the shared model after steps")
+
+
+@torch.compiler.disable  # it would find the transforms of the compiler
+def check_untransformed(unit: int) -> None:
+    """Raises where a pass is transformed or traced, and its parameters would be read later."""
+    transforms = torch._C._functorch.peek_interpreter_stack() is not None
+    if transforms or torch.jit.is_tracing():
+        what = "torch.func (grad, vmap, jvp)" if transforms else "torch.jit.trace"
+        raise NotSupportedError(
+            f"{what} goes through block {unit}, whose parameters are on the device in its "
+            "passes alone: use a model that is not offloaded, with the state_dict() of this "
+            "one; loss.backward() and torch.autograd.grad work here")

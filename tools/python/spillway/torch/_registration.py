@@ -56,6 +56,10 @@ class WithRegistration(WithState):
         still_absent = []
         for group, number in self._absent:
             parameter = self.param_groups[group]["params"][number]
+            if torch.nn.parameter.is_lazy(parameter):
+                raise NotSupportedError(
+                    f"{name_of(self.param_groups[group], group, number)} has no shape yet, as that "
+                    "of a lazy layer: run a forward pass before you make the optimizer")
             if (parameter in self._places or not parameter.requires_grad
                     or not parameter.numel()):
                 still_absent.append((group, number))

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from spillway._load import native
-from spillway.errors import InvalidArgumentError
+from spillway.errors import InvalidArgumentError, NotSupportedError
 from spillway.torch._device import device_of
 from spillway.torch._held import Held
 from spillway.torch._layout import flattened, name_with, order_of, shaped
@@ -38,6 +38,7 @@ class Shard(Held):
         self._defers = options.defers_updates
         self._skips = options.missing == "skip"
         self.deciding: set[int] = set()  # parameters whose update may still run
+        self.entered: int | None = None  # the unit that is on the device
         self._device = device_of(place)
         self._device.configure(options)
         options.freed_values = freed_values(self._parameters, place)
@@ -91,8 +92,14 @@ class Shard(Held):
         return self._view(index, self.trainer.device_values(index) if frozen < 0
                           else self.trainer.device_frozen(frozen))
 
+    def enter(self, unit: int, backward: bool) -> None:
+        """Brings a unit to the device for a pass."""
+        self.trainer.enter(unit, backward)
+        self.entered = unit
+
     def leave(self, unit: int) -> None:
         """Ends the pass of a unit, whose memory is another unit's once torch has read it."""
+        self.entered = None
         self.trainer.leave(unit, self._device.stream())
 
     def _hand_over(self, index: int, gradient: torch.Tensor) -> bool:
@@ -113,8 +120,17 @@ class Shard(Held):
         """Notes that the trainer takes more gradients, and that norms are to be computed again."""
         self._sums, self._is_gathered = None, False
 
+    def _check_between_passes(self) -> None:
+        """Raises where a gradient is used while a block is on the device."""
+        if self.entered is not None:
+            raise NotSupportedError(
+                f"p.grad of a parameter is used in a hook while block {self.entered} is on the "
+                "device: use it once the backward pass is over, or use the gradient that comes in "
+                "p.register_hook(function); zero_grad() forgets this step")
+
     def gradient(self, index: int) -> torch.Tensor:
         """Returns a copy of the sum of a parameter's gradients, in fp32 and in its shape."""
+        self._check_between_passes()
         parameter = self._parameters[index]
         values = in_memory(parameter.numel())
         self._note_open()
@@ -136,6 +152,7 @@ class Shard(Held):
     def leaf_sums(self) -> list[float]:
         """Returns the sums of squares of which norms are made, one for each leaf."""
         if self._sums is None:
+            self._check_between_passes()
             self._is_gathered = True
             self._sums = self.trainer.leaf_sums()
         return self._sums

@@ -47,6 +47,19 @@ def _in_file(folder: str, elements: int) -> torch.Tensor:
         os.unlink(path)
 
 
+class EntryElsewhere:
+    """What `optimizer.state` has for a parameter. Whoever looks into it gets an error; Lightning,
+    which moves what it finds in entries to its device and puts them back, finds nothing."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise StateElsewhere.refusal()
+
+    def _refuse(self, *_: Any) -> Any:
+        raise StateElsewhere.refusal()
+
+    __getitem__ = __setitem__ = __delitem__ = __iter__ = __len__ = _refuse
+
+
 class StateElsewhere(MutableMapping):
     """What `optimizer.state` is: it has the parameters with state, and refuses their entries."""
 
@@ -65,10 +78,13 @@ class StateElsewhere(MutableMapping):
         return any(parameter is each for each in self)
 
     def __getitem__(self, parameter: torch.Tensor) -> Any:
-        raise self.refusal()
+        if parameter not in self:
+            raise self.refusal()  # where torch's would make an entry
+        return _ENTRY
 
     def __setitem__(self, parameter: torch.Tensor, state: Any) -> None:
-        raise self.refusal()
+        if state is not _ENTRY or parameter not in self:
+            raise self.refusal()
 
     def __delitem__(self, parameter: torch.Tensor) -> None:
         raise self.refusal()
@@ -80,6 +96,9 @@ class StateElsewhere(MutableMapping):
             "optimizer.state has no entries here, for the state is in memory of the optimizer, "
             "which nothing done to them would change: read optimizer.state_dict(), change what it "
             "has and give it to optimizer.load_state_dict(); one whose \"state\" is {} resets all")
+
+
+_ENTRY = EntryElsewhere()
 
 
 class WithState(WithGroups):

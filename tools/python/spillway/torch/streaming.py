@@ -14,7 +14,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from spillway._load import native
 from spillway.errors import InvalidArgumentError, NotSupportedError
 from spillway.torch._activations import Activations
-from spillway.torch._registered import Registered, check_frozen, references_of
+from spillway.torch._registered import Registered, check_frozen, check_untransformed, references_of
 from spillway.torch._shard import Shard
 from spillway.torch._uncut import uncut
 
@@ -277,6 +277,7 @@ class Streaming:
             raise InvalidArgumentError(
                 "the model is offloaded and nobody keeps its parameters; make an optimizer of "
                 "spillway.torch with model.parameters() first")
+        check_untransformed(unit)
         self.leave(backward and self._backward == torch._C._current_graph_task_id())
         # Each backward pass has a number of its own. One that raises never calls back.
         if backward and self._backward != (number := torch._C._current_graph_task_id()):
@@ -291,7 +292,7 @@ class Streaming:
         if self._shard.take_writes() if backward else self._shard.notice_writes():
             self._shard.trainer.forget_uploads()
         with uncut():
-            self._shard.trainer.enter(unit, backward)
+            self._shard.enter(unit, backward)
             if not backward:
                 self._shard.end_updates(self._indices[unit])
             self._inside = unit
