@@ -11,6 +11,7 @@ import json
 import pathlib
 import sys
 import tempfile
+from typing import Any
 
 import spillway
 
@@ -30,7 +31,7 @@ def make_checkpoint(folder: pathlib.Path) -> pathlib.Path:
     LlamaForCausalLM(LlamaConfig(
         vocab_size=256, hidden_size=128, intermediate_size=256, num_hidden_layers=4,
         num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64,
-        tie_word_embeddings=False)).to(torch.bfloat16).save_pretrained(folder)
+        tie_word_embeddings=False)).bfloat16().save_pretrained(folder)
     return folder
 
 
@@ -52,7 +53,8 @@ def main(arguments: list[str]) -> None:
             checkpoint, data, folder = map(pathlib.Path, arguments)
         else:
             checkpoint, data, folder = make_checkpoint(own / "hf"), make_data(own / "data"), own
-        where = {"device_memory": "4MB" if not arguments else "22GB", "nvme": [str(folder)]}
+        where: dict[str, Any] = {
+            "device_memory": "4MB" if not arguments else "22GB", "nvme": [str(folder)]}
         plan = spillway.plan(CONFIG, checkpoint=checkpoint, run=folder / "run", **where)
         print(plan)
         report = spillway.train(CONFIG, checkpoint=checkpoint, data=data, run=folder / "run",

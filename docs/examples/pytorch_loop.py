@@ -53,6 +53,7 @@ def main(folder: str) -> None:
     model = Model()
     optimizer = OffloadedAdamW(model.parameters(), lr=3e-3, nvme=[folder], max_norm=1.0)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=60)
+    loss = torch.tensor(float("inf"))
     for step in range(60):
         starts = torch.randint(len(text) - 65, (8,))
         batch = torch.stack([text[start:start + 65] for start in starts])

@@ -36,6 +36,7 @@ def main() -> None:
     model = Model()
     optimizer = OffloadedAdamW(model.parameters(), lr=3e-3, max_norm=1.0, stage=2,
                                process_group=dist.group.WORLD)
+    loss = torch.tensor(float("inf"))
     for step in range(60):
         starts = torch.randint(len(text) - 9, (32,))
         batch = torch.stack([text[start:start + 9] for start in starts])

@@ -1,33 +1,39 @@
-"""Builds a wheel with tools/wheel, installs it into an empty environment and uses it there.
+"""Builds wheels with tools/wheel, installs each into empty environments and uses it there.
 
 usage: wheel_test.py BUILD MEGABYTES
 
 Nothing of the system may be needed but Python and glibc: PATH has no compiler, the libraries that
 the extension loads are those of the wheel, and it is imported on a processor without AVX-512 too,
-which qemu emulates.
+which qemu emulates. Versions of Python that this machine has not are named, and left out.
 """
+import ast
+import os
 import pathlib
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
+import zipfile
 
 BUILD, MEGABYTES = pathlib.Path(sys.argv[1]), int(sys.argv[2])
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+VERSIONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 
 # What every Linux has, as manylinux wheels may take it for granted.
-SYSTEM = re.compile(r"/(ld-linux-x86-64|libc|libm|libpthread|libdl|librt|libgcc_s|libstdc\+\+)"
-                    r"[.-]")
+SYSTEM = re.compile(r"(ld-linux-x86-64|libc|libm|libpthread|libdl|librt|libgcc_s|libstdc\+\+)[.-]")
+# By the last symbol version of libstdc++: the first glibc whose distributions have it (PEP 600).
+GLIBC_OF_LIBSTDCXX = {24: 27, 28: 31, 29: 34, 30: 35, 33: 39}
 
 USE = """
-import pathlib, sys
+import json, pathlib, sys
 import spillway
+from spillway import _native
 assert pathlib.Path(spillway.__file__).is_relative_to(sys.prefix), spillway.__file__
-plan = spillway.plan({"train_micro_batch_size_per_gpu": 1,
-                      "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
-                      "bf16": {"enabled": True}},
-                     model="llama-2-7b", machine=sys.argv[1], context=512)
+machine, folder = sys.argv[1], pathlib.Path(sys.argv[2])
+config = {"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True},
+          "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}}}
+plan = spillway.plan(config, model="llama-2-7b", machine=machine, context=512)
 assert plan.parameters == 6738415616, plan.parameters
 try:
     spillway.plan({}, model="no such model")
@@ -35,9 +41,21 @@ except spillway.InvalidArgumentError as error:
     assert "no such model" in str(error), error
 else:
     raise SystemExit("a model that does not exist was planned")
+text = "".join(f"{n} and {n} make {2 * n}. " for n in range(300)).encode()
+(folder / "data").mkdir()
+for name in ("train.bin", "val.bin"):
+    (folder / "data" / name).write_bytes(b"".join(byte.to_bytes(2, "little") for byte in text))
+(folder / "data" / "meta.json").write_text(json.dumps({"dtype": "uint16", "vocab_size": 256}))
+model = {"model_type": "gpt2", "vocab_size": 256, "n_positions": 16, "n_embd": 32, "n_layer": 2,
+         "n_head": 4}
+report = spillway.train(config, model=model, data=folder / "data", run=folder / "run", steps=20,
+                        context=16, device="host", nvme=[str(folder)], progress=False)
+losses = [step.loss for step in report.history]
+assert len(losses) == 20 and losses[-1] < losses[0] - 0.1, losses
 for line in pathlib.Path("/proc/self/maps").read_text().splitlines():
     if ".so" in line and "r-x" in line:
         print(line.split()[-1])
+print("names", *sorted(name for name in dir(_native) if not name.startswith("_")))
 """
 
 
@@ -49,39 +67,131 @@ def run(*command, **options) -> str:
     return done.stdout
 
 
+def find_python(version: str) -> pathlib.Path | None:
+    """The tests' own Python where it has that version, or one of PATH or of pyenv."""
+    pyenv = pathlib.Path(os.environ.get("PYENV_ROOT", pathlib.Path.home() / ".pyenv"))
+    for candidate in (sys.executable, shutil.which(f"python{version}"),
+                      *sorted(pyenv.glob(f"versions/{version}.*/bin/python"))):
+        ask = "import sys, venv; print('%d.%d' % sys.version_info[:2])"
+        if candidate and subprocess.run(
+                [candidate, "-c", ask], check=False, stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL, encoding="utf-8").stdout.strip() == version:
+            return pathlib.Path(candidate)
+    return None
+
+
+def libraries_of(wheel: pathlib.Path, folder: pathlib.Path) -> list[pathlib.Path]:
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder)
+    return [path for path in folder.rglob("*") if ".so" in path.name]
+
+
+def check_libraries(wheel: pathlib.Path, folder: pathlib.Path) -> None:
+    """Checks by readelf that a wheel has what its libraries need, and the least tag that is true.
+
+    auditwheel, which gave the tag, reads the files in its own way.
+    """
+    libraries = libraries_of(wheel, folder)
+    inside = {path.name for path in libraries}
+    glibc, libstdcxx = set(), set()
+    for path in libraries:
+        needed = re.findall(r"\(NEEDED\).*\[(.*)\]", run("readelf", "-dW", path))
+        outside = [name for name in needed if name not in inside and not SYSTEM.match(name)]
+        assert not outside, f"{path.name} of {wheel.name} needs {outside}, which are not in it"
+        versions = run("readelf", "-VW", path)
+        glibc |= {int(minor) for minor in re.findall(r"\bGLIBC_2\.(\d+)", versions)}
+        libstdcxx |= {int(minor) for minor in re.findall(r"\bGLIBCXX_3\.4\.(\d+)", versions)}
+    least = max(max(glibc), min(
+        minor for last, minor in GLIBC_OF_LIBSTDCXX.items() if last >= max(libstdcxx)))
+    assert wheel.name.endswith(f"-manylinux_2_{least}_x86_64.whl"), (
+        f"{wheel.name} needs glibc 2.{max(glibc)} and GLIBCXX_3.4.{max(libstdcxx)}, "
+        f"which is manylinux_2_{least}")
+
+
+def stub_names(wheel: pathlib.Path) -> list[str]:
+    """What the stub of the extension declares."""
+    with zipfile.ZipFile(wheel) as archive:
+        assert "spillway/py.typed" in archive.namelist(), wheel
+        body = ast.parse(archive.read("spillway/_native.pyi")).body
+    names = [each.name for each in body if isinstance(each, (ast.ClassDef, ast.FunctionDef))]
+    return sorted(names + [each.target.id for each in body if isinstance(each, ast.AnnAssign)])
+
+
 def foreign_libraries(loaded: str, environment: pathlib.Path) -> list[str]:
     """Libraries that are neither the environment's nor Python's nor the system's smallest."""
-    base = sys.base_prefix
+    bases = (str(environment), run(environment / "bin/python", "-c",
+                                   "import sys; print(sys.base_prefix)").strip())
     return sorted({path for path in loaded.split()
-                   if path.startswith("/") and ".so" in path and not SYSTEM.search(path)
-                   and not path.startswith((str(environment), base))
+                   if path.startswith("/") and ".so" in path
+                   and not SYSTEM.match(pathlib.Path(path).name) and not path.startswith(bases)
                    and "/lib-dynload/" not in path
                    and not re.search(r"/lib(python3|z|ffi|ssl|crypto|bz2|lzma|expat)[.-]", path)})
 
 
+def install(base: pathlib.Path, wheels: pathlib.Path, environment: pathlib.Path) -> pathlib.Path:
+    """Makes an empty environment, in which pip finds the wheel that serves; returns its Python."""
+    run(base, "-m", "venv", "--without-pip", environment)
+    python = environment / "bin" / "python"
+    # pip only unpacks; the environment has nothing else, and no compiler is on its PATH.
+    run(sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-index",
+        "--find-links", wheels, "--disable-pip-version-check", "spillway")
+    return python
+
+
+def use(base: pathlib.Path, wheels: dict[str, pathlib.Path], version: str) -> None:
+    """Installs the wheel for one Python, imports it, plans and trains."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        environment = folder / "clean"
+        wheel = wheels[f"cp{version.replace('.', '')}"]
+        python = install(base, wheel.parent, environment)
+        clean = {"PATH": str(environment / "bin"), "HOME": name, "XDG_CACHE_HOME": name}
+        machine = next((ROOT / "docs/machines").glob("*.json"))
+        loaded, _, names = run(python, "-c", USE, machine, folder, cwd=folder,
+                               env=clean).rpartition("names ")
+        assert not foreign_libraries(loaded, environment), foreign_libraries(loaded, environment)
+        assert stub_names(wheel) == names.split(), (stub_names(wheel), names)
+        if base == pathlib.Path(sys.executable):
+            use_in_torch(python, clean, folder)
+            emulate(python, clean, folder)
+    print(f"Python {version}: {wheel.name} is used, in an empty environment")
+
+
+def use_in_torch(python: pathlib.Path, clean: dict[str, str], folder: pathlib.Path) -> None:
+    """Trains with the wheel's optimizer in the PyTorch that the tests have."""
+    import torch
+    packages = pathlib.Path(torch.__file__).parents[1]
+    example = ROOT / "docs/examples/pytorch_loop.py"
+    said = run(python, example, folder, cwd=folder, env={**clean, "PYTHONPATH": packages})
+    assert "gradient norm" in said, said
+
+
+def emulate(python: pathlib.Path, clean: dict[str, str], folder: pathlib.Path) -> None:
+    if emulator := shutil.which("qemu-x86_64"):
+        run(emulator, "-cpu", "Haswell", python, "-c", "import spillway", cwd=folder, env=clean)
+    else:
+        print("no qemu-x86_64: not imported without AVX-512")
+
+
 def main() -> None:
     out = BUILD / "consumer" / "wheel"
-    wheel = pathlib.Path(run(ROOT / "tools/wheel", "--build", BUILD, "--out", out,
-                             "--python", sys.executable).split()[-1])
-    assert re.search(r"manylinux_2_\d+_x86_64\.whl$", wheel.name), wheel
-    megabytes = wheel.stat().st_size / 1e6
-    assert megabytes <= MEGABYTES, f"{wheel} has {megabytes:.1f} MB; {MEGABYTES} are allowed"
-    with tempfile.TemporaryDirectory() as folder:
-        environment = pathlib.Path(folder) / "clean"
-        run(sys.executable, "-m", "venv", "--without-pip", environment)
-        python = environment / "bin" / "python"
-        # pip only unpacks; the environment has nothing else, and no compiler is on its PATH.
-        run(sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-index",
-            "--no-deps", "--disable-pip-version-check", wheel)
-        clean = {"PATH": str(environment / "bin"), "HOME": folder, "XDG_CACHE_HOME": folder}
-        machine = next((ROOT / "docs/machines").glob("*.json"))
-        loaded = run(python, "-c", USE, machine, cwd=folder, env=clean)
-        assert not foreign_libraries(loaded, environment), foreign_libraries(loaded, environment)
-        if emulator := shutil.which("qemu-x86_64"):
-            run(emulator, "-cpu", "Haswell", python, "-c", "import spillway", cwd=folder, env=clean)
+    told = re.findall(r"^(/.*\.whl): ([\d.]+) MB, Python (3\.\d+)( and later)?, glibc 2\.\d+",
+                      run(ROOT / "tools/wheel", "--build", BUILD, "--out", out), re.MULTILINE)
+    assert told, "tools/wheel has told of no wheel"
+    wheels = {}
+    for path, megabytes, first, later in told:
+        wheel = pathlib.Path(path)
+        assert float(megabytes) <= MEGABYTES, f"{wheel}: {megabytes} MB; {MEGABYTES} are allowed"
+        with tempfile.TemporaryDirectory() as folder:
+            check_libraries(wheel, pathlib.Path(folder))
+        for version in VERSIONS[VERSIONS.index(first):] if later else (first,):
+            wheels[f"cp{version.replace('.', '')}"] = wheel
+        print(f"{wheel.name}: {megabytes} MB")
+    for version in VERSIONS:
+        if (base := find_python(version)) is None:
+            print(f"no Python {version} here: its wheel is not tried")
         else:
-            print("no qemu-x86_64: not imported without AVX-512")
-    print(f"{wheel.name}: {megabytes:.1f} MB")
+            use(base, wheels, version)
 
 
 if __name__ == "__main__":

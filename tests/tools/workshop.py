@@ -46,6 +46,7 @@ SCRIPTS = {**{f"mpi.{name}": ["spillway", "spillway_mpi"]
                "streamed_activations", "streamed_views", "streaming", "torch_calls",
                "trainer_optimizers", "trainer_ranks", "trainer_streaming", "trainer_tuning",
                "writes")},
+           "python.types": ["spillway_python", "spillway_python_stub"],
            **{f"python.{name}": ["spillway", "spillway_python", "spillway_failing_calls"]
               for name in ("failing_calls", "failing_runs")},
            **{f"python.{name}": ["spillway", "spillway_python_emulated"]

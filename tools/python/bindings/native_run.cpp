@@ -230,12 +230,19 @@ void add_native_run(nb::module_& module) {
       .def_rw("run", &Ask::run)
       .def_rw("machine", &Ask::machine)
       .def_rw("resume", &Ask::resume);
-  module.def("plan", &plan, nb::arg("ask"), nb::arg("note"),
-             "Returns the plan as JSON and as a table; note is called with lines for the user.");
+  module.def(
+      "plan", &plan, nb::arg("ask"), nb::arg("note"),
+      nb::sig(
+          "def plan(ask: Ask, note: collections.abc.Callable[[str], object]) -> tuple[str, str]"),
+      "Returns the plan as JSON and as a table; note is called with lines for the user.");
   module.def("train", &train, nb::arg("ask"), nb::arg("watcher"),
+             nb::sig("def train(ask: Ask, watcher: object) -> "
+                     "tuple[str, str, BaseException | None]"),
              "Returns the report as JSON and as text, and the exception that ended it or None.");
   module.def("export", &export_run, nb::arg("run"), nb::arg("out"), nb::arg("dtype"),
              nb::arg("max_shard"), nb::arg("replace"),
+             nb::sig("def export(run: str, out: str, dtype: str, max_shard: str, replace: bool) -> "
+                     "tuple[int, int, str]"),
              "Returns the step, the number of parameters and their type that were exported.");
 }
 

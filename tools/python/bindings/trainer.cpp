@@ -217,13 +217,15 @@ std::vector<double> leaf_sums(const Trainer& trainer) {
 }
 
 void add_values(nb::class_<Trainer>& trainer) {
-  trainer.def("values", &values, nb::arg("parameter"), nb::sig("def values(self, parameter: int)"))
+  trainer
+      .def("values", &values, nb::arg("parameter"),
+           nb::sig("def values(self, parameter: int) -> object"))
       .def("device_values", &device_values, nb::arg("parameter"),
-           nb::sig("def device_values(self, parameter: int)"))
+           nb::sig("def device_values(self, parameter: int) -> object"))
       .def("frozen_values", &frozen_values, nb::arg("frozen"),
-           nb::sig("def frozen_values(self, frozen: int)"))
+           nb::sig("def frozen_values(self, frozen: int) -> object"))
       .def("device_frozen", &device_frozen, nb::arg("frozen"),
-           nb::sig("def device_frozen(self, frozen: int)"))
+           nb::sig("def device_frozen(self, frozen: int) -> object"))
       .def(
           "enter",
           [](const Trainer& self, std::uint32_t unit, bool backward) {
@@ -242,7 +244,9 @@ void add_values(nb::class_<Trainer>& trainer) {
 }
 
 void add_steps(nb::class_<Trainer>& trainer) {
-  trainer.def("add_gradient", &Trainer::add_gradient, nb::arg("parameter"), nb::arg("gradient"))
+  trainer
+      .def("add_gradient", &Trainer::add_gradient, nb::arg("parameter"), nb::arg("gradient"),
+           nb::sig("def add_gradient(self, parameter: int, gradient: object) -> None"))
       .def(
           "add_gradient_at",
           [](const Trainer& self, std::uint32_t parameter, std::uintptr_t address,
@@ -273,8 +277,10 @@ void add_steps(nb::class_<Trainer>& trainer) {
       .def("discard_gradient", &unlocked<&EmbeddedTrainer::discard_gradient, std::uint32_t>,
            nb::arg("parameter"))
       .def("reopen_gradients", &unlocked<&EmbeddedTrainer::reopen_gradients>)
-      .def("read_gradient", &Trainer::read_gradient, nb::arg("parameter"), nb::arg("sum"))
-      .def("write_gradient", &Trainer::write_gradient, nb::arg("parameter"), nb::arg("sum"))
+      .def("read_gradient", &Trainer::read_gradient, nb::arg("parameter"), nb::arg("sum"),
+           nb::sig("def read_gradient(self, parameter: int, sum: object) -> None"))
+      .def("write_gradient", &Trainer::write_gradient, nb::arg("parameter"), nb::arg("sum"),
+           nb::sig("def write_gradient(self, parameter: int, sum: object) -> None"))
       .def("grad_norm", &unlocked<&EmbeddedTrainer::grad_norm, double>, nb::arg("divisor"))
       .def("leaf_sums", &leaf_sums)
       .def(
@@ -349,9 +355,13 @@ void add_state(nb::class_<Trainer>& trainer) {
           },
           nb::arg("parameter"), nb::arg("updates"))
       .def("read_state", &Trainer::read_state, nb::arg("parameter"), nb::arg("master").none(),
-           nb::arg("m").none(), nb::arg("v").none())
+           nb::arg("m").none(), nb::arg("v").none(),
+           nb::sig("def read_state(self, parameter: int, master: object | None, m: object | None, "
+                   "v: object | None) -> None"))
       .def("write_state", &Trainer::write_state, nb::arg("parameter"), nb::arg("master").none(),
-           nb::arg("m").none(), nb::arg("v").none())
+           nb::arg("m").none(), nb::arg("v").none(),
+           nb::sig("def write_state(self, parameter: int, master: object | None, "
+                   "m: object | None, v: object | None) -> None"))
       .def("save", &unlocked<&EmbeddedTrainer::save, std::string>, nb::arg("directory"))
       .def("load", &unlocked<&EmbeddedTrainer::load, std::string>, nb::arg("directory"));
 }
@@ -361,18 +371,23 @@ void add_state(nb::class_<Trainer>& trainer) {
 void add_trainer(nb::module_& module) {
   add_trainer_options(module);
   module.attr("leaf_parameters") = kLeafParameters;
+  // Arrays are `object` in signatures: tensors of PyTorch, numpy and JAX have no type in common.
   module.def(
       "norm_of",
       [](const ConstSums& leaf_sums, const std::vector<std::uint64_t>& elements) {
         return engine::norm_of({leaf_sums.data(), leaf_sums.size()}, elements);
       },
-      nb::arg("leaf_sums"), nb::arg("elements"));
+      nb::arg("leaf_sums"), nb::arg("elements"),
+      nb::sig("def norm_of(leaf_sums: object, elements: collections.abc.Sequence[int]) -> float"));
   nb::class_<Trainer> trainer(
       module, "Trainer", "Trains parameters whose forward and backward another framework runs.");
-  trainer.def(nb::init<const EmbeddedOptions&, const std::vector<Trainer::Parameter>&,
-                       const std::vector<Trainer::Frozen>&>(),
-              nb::arg("options"), nb::arg("parameters"),
-              nb::arg("frozen") = std::vector<Trainer::Frozen>{});
+  trainer.def(
+      nb::init<const EmbeddedOptions&, const std::vector<Trainer::Parameter>&,
+               const std::vector<Trainer::Frozen>&>(),
+      nb::arg("options"), nb::arg("parameters"), nb::arg("frozen") = std::vector<Trainer::Frozen>{},
+      nb::sig("def __init__(self, options: TrainerOptions, "
+              "parameters: collections.abc.Sequence[tuple[str, int, object, int | None]], "
+              "frozen: collections.abc.Sequence[tuple[str, object, int | None]] = ()) -> None"));
   add_values(trainer);
   add_steps(trainer);
   add_state(trainer);

@@ -8,7 +8,7 @@ from typing import Any, Union
 
 from spillway.errors import InvalidArgumentError
 
-Path = Union[str, os.PathLike]
+Path = Union[str, os.PathLike[str]]
 Paths = Union[Path, Iterable[Path]]
 
 _REMEDY = 'give a str or a pathlib.Path, such as "/disk/state"'

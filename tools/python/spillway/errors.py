@@ -49,8 +49,8 @@ class IoError(Error, OSError):
 
     def __init__(self, message: str, native: int = 0, where: str = "") -> None:
         super().__init__(message, native, where)
-        self.errno = native or None
-        self.strerror = message
+        self.errno: int | None = native or None
+        self.strerror: str = message
 
 
 class CorruptDataError(Error):

@@ -82,7 +82,10 @@ class Offloaded:
     `stage` is that of the optimizer.
     """
 
-    def __init__(self, *arguments: Any, spillway: str | os.PathLike | dict[str, Any] | None = None,
+    optimizer: Any
+
+    def __init__(self, *arguments: Any,
+                 spillway: str | os.PathLike[str] | dict[str, Any] | None = None,
                  **keywords: Any) -> None:
         self._deepspeed = read_configuration(spillway)
         self._spillway = {} if self._deepspeed is not None else dict(spillway or {})

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import html
 import json
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 
 class Step(NamedTuple):
@@ -26,6 +26,9 @@ class Export(NamedTuple):
     dtype: str           #: of the weights: fp32, bf16 or fp16
 
 
+_Document = TypeVar("_Document", bound="Document")
+
+
 class Document:
     """A document with a text. Entries are read as attributes or with []."""
 
@@ -34,7 +37,7 @@ class Document:
         self.text = text
 
     @classmethod
-    def from_json(cls, document: str, text: str):
+    def from_json(cls: type[_Document], document: str, text: str) -> _Document:
         """Returns the object of a JSON text."""
         return cls(json.loads(document), text)
 

@@ -23,8 +23,9 @@ class HostMemory:
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self.used = self.most = 0  # bytes that somebody has
-        self._held = 0             # bytes that are allocated
+        self.used: int = 0  # bytes that somebody has
+        self.most: int = 0
+        self._held = 0      # bytes that are allocated
         self._free: dict[int, list[torch.Tensor]] = {}
 
     def take(self, size: int, pinned: bool) -> torch.Tensor:
@@ -94,11 +95,11 @@ class Activations:
 
     def __init__(self, model: torch.nn.Module, limit: int, window: int | None = None,
                  host_link_gbps: float | None = None) -> None:
-        self.memory = HostMemory(limit)
-        self.device_bytes = 0  # that were brought back and are there
-        self.most_device_bytes = 0
+        self.memory: HostMemory = HostMemory(limit)
+        self.device_bytes: int = 0  # that were brought back and are there
+        self.most_device_bytes: int = 0
         #: Bytes, by default the most that one block has saved so far.
-        self.window = 0 if window is None else window
+        self.window: int = 0 if window is None else window
         self._learns_window = window is None
         self._saved_in_block: int | None = None  # None: outside of blocks
         self._staying: set[int] = set()

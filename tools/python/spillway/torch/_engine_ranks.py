@@ -134,9 +134,10 @@ def share_others(ranks: Ranks, model: torch.nn.Module, optimizer: OffloadedOptim
         parameter.data.copy_(values)
 
 
-def loader_of(data: Any, micro_batch: int, collate_fn: Callable | None, ranks: Ranks | None, *,
+def loader_of(data: Any, micro_batch: int, collate_fn: Callable[..., Any] | None,
+              ranks: Ranks | None, *,
               sampler: Any = None, shuffles: bool = True,
-              workers: int = 0) -> torch.utils.data.DataLoader:
+              workers: int = 0) -> torch.utils.data.DataLoader[Any]:
     """Returns a loader of micro-batches, shuffled unless the program gives a sampler. Each rank has
     a part of the data."""
     if sampler is None and ranks is not None:

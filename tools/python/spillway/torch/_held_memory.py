@@ -30,7 +30,7 @@ class HeldMemory:
         self._parameters = [entry.parameter for entry in entries]
         self._trained = trained
         self._versions = [0] * len(entries)
-        self.writes = [0] * len(entries)  # of the program that were noticed
+        self.writes: list[int] = [0] * len(entries)  # of the program that were noticed
         self._untaken: set[int] = set()   # that were written, and whose masters do not follow yet
         self._passes_are_old = False      # values were written since a pass was told of it
         self._beside: Beside | None = None

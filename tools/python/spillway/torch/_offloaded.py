@@ -127,8 +127,8 @@ class OffloadedOptimizer(WithSteps):
             self._rounds = Rounds(self._ranks)
         if deferred is not None:
             check_unwrapped(deferred, "deferred")
-        self.max_norm = checked_norm(max_norm)
-        self.grad_norm = 0.0
+        self.max_norm: float = checked_norm(max_norm)
+        self.grad_norm: float = 0.0
         self.skipped_steps = 0
         self._options = {**options, "nvme": existing_folders(nvme, "nvme"), "missing": missing,
                          "defers_updates": deferred is not None}

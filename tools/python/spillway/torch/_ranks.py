@@ -81,9 +81,10 @@ class Ranks:
                 "torch.distributed.group.WORLD, or make the optimizer on ranks of the group alone")
         self.group = group
         self.stage = stage
-        self.rank = dist.get_rank(group)
-        self.size = dist.get_world_size(group)
-        self.device = torch.device("cuda" if dist.get_backend(group) == "nccl" else "cpu")
+        self.rank: int = dist.get_rank(group)
+        self.size: int = dist.get_world_size(group)
+        self.device: torch.device = torch.device(
+            "cuda" if dist.get_backend(group) == "nccl" else "cpu")
         self._first = dist.get_global_rank(group, 0)
 
     def finish(self, work: Any) -> None:

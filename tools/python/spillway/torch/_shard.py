@@ -32,7 +32,7 @@ class Shard(Held):
     def __init__(self, parameters: list[Registered], frozen: list[Registered],
                  hyperparameters: dict[int, Any], options: Any, place: torch.device) -> None:
         super().__init__([*parameters, *frozen], len(parameters), options.gradients_per_step)
-        self.groups = sorted({entry.group for entry in parameters})
+        self.groups: list[int] = sorted({entry.group for entry in parameters})
         options.groups = [hyperparameters[group] for group in self.groups]
         self._orders = [order_of(parameter) for parameter in self._parameters]
         self._defers = options.defers_updates
@@ -43,7 +43,7 @@ class Shard(Held):
         self._device.configure(options)
         options.freed_values = freed_values(self._parameters, place)
         with self._device.current():
-            self.trainer = native.Trainer(options, [
+            self.trainer: Any = native.Trainer(options, [
                 (name_with(entry.name, order), self.groups.index(entry.group),
                  flattened(entry.parameter.detach().cpu(), order), entry.unit)
                 for entry, order in zip(parameters, self._orders, strict=False)], [

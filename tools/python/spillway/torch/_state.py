@@ -112,11 +112,11 @@ class WithState(WithGroups):
     _marker: Any = None                #: of a state_dict without state
     _cut_off = ""  #: the call that has replaced a part of the state and failed
 
-    _shown: MutableMapping  #: what `state` is
+    _shown: MutableMapping[torch.Tensor, Any]  #: what `state` is
     _ready: bool
 
     @property
-    def state(self) -> MutableMapping:
+    def state(self) -> MutableMapping[torch.Tensor, Any]:
         """The parameters that have state. Their entries are in `state_dict` alone."""
         return self._shown
 

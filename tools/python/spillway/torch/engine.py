@@ -77,7 +77,7 @@ def init_distributed(dist_backend: str | None = None, auto_mpi_discovery: bool =
 def initialize(args: Any = None, model: torch.nn.Module | None = None,
                optimizer: torch.optim.Optimizer | Callable[..., Any] | None = None,
                model_parameters: Iterable[Any] | None = None, training_data: Any = None,
-               lr_scheduler: Any = None, *, collate_fn: Callable | None = None,
+               lr_scheduler: Any = None, *, collate_fn: Callable[..., Any] | None = None,
                config: Path | Mapping[str, Any] | None = None,
                config_params: Path | Mapping[str, Any] | None = None, mpu: Any = None,
                mesh_param: Any = None, dist_init_required: bool | None = None,
@@ -185,7 +185,7 @@ class Schedule:
     def __init__(self, optimizer: OffloadedOptimizer, configuration: Any) -> None:
         self.optimizer = optimizer
         self._configuration = configuration
-        self.updates = 0
+        self.updates: int = 0
         self._apply()
 
     def _apply(self) -> None:
@@ -231,16 +231,17 @@ class Engine(WithExports):
         self.optimizer = optimizer
         self.lr_scheduler = lr_scheduler
         self.training_dataloader = training_dataloader
-        self.device = torch.device("cpu")
-        self.global_rank = 0 if optimizer.ranks is None else optimizer.ranks.rank
-        self.world_size = 1 if optimizer.ranks is None else optimizer.ranks.size
-        self.local_rank = int(os.environ.get("LOCAL_RANK", self.global_rank))
-        self.micro_steps = self._first_micro_step = 0
-        self.global_steps = 0
-        self.global_samples = 0
-        self.skipped_steps = 0
-        self.inside_no_sync_ctxt = False
-        self.is_compiled = False
+        self.device: torch.device = torch.device("cpu")
+        self.global_rank: int = 0 if optimizer.ranks is None else optimizer.ranks.rank
+        self.world_size: int = 1 if optimizer.ranks is None else optimizer.ranks.size
+        self.local_rank: int = int(os.environ.get("LOCAL_RANK", self.global_rank))
+        self.micro_steps: int = 0
+        self._first_micro_step = 0
+        self.global_steps: int = 0
+        self.global_samples: int = 0
+        self.skipped_steps: int = 0
+        self.inside_no_sync_ctxt: bool = False
+        self.is_compiled: bool = False
         self._boundary: bool | None = None
         self._step_applied = False
         self._configuration = configuration
@@ -323,8 +324,8 @@ class Engine(WithExports):
 
     def deepspeed_io(self, dataset: Any, batch_size: int | None = None, route: str = "train",
                      pin_memory: bool = True, data_sampler: Any = None,
-                     collate_fn: Callable | None = None,
-                     num_local_io_workers: int | None = None) -> torch.utils.data.DataLoader:
+                     collate_fn: Callable[..., Any] | None = None,
+                     num_local_io_workers: int | None = None) -> torch.utils.data.DataLoader[Any]:
         """Returns a loader of micro-batches, each rank's part of the data; those of a `route` other
         than train are in the data's order. `pin_memory` changes nothing."""
         return loader_of(dataset, batch_size or self.train_micro_batch_size_per_gpu(),

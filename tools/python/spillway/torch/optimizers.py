@@ -17,7 +17,7 @@ Params = Iterable[Any]
 
 class _Adam(OffloadedOptimizer):
     kind = "adam"
-    state_names = {"m": "exp_avg", "v": "exp_avg_sq"}
+    state_names: Mapping[str, str] = {"m": "exp_avg", "v": "exp_avg_sq"}
 
     def __init__(self, params: Params, lr: float, betas: tuple[float, float], eps: float,
                  weight_decay: float, amsgrad: bool, maximize: bool, **options: Any) -> None:
@@ -75,7 +75,7 @@ class OffloadedAdagrad(OffloadedOptimizer):
 
     kind = "adagrad"
     decoupled = False
-    state_names = {"v": "sum"}
+    state_names: Mapping[str, str] = {"v": "sum"}
 
     def __init__(self, params: Params, lr: float = 1e-2, lr_decay: float = 0.0,
                  weight_decay: float = 0.0, initial_accumulator_value: float = 0.0,
@@ -108,7 +108,7 @@ class OffloadedLion(OffloadedOptimizer):
 
     kind = "lion"
     decoupled = True
-    state_names = {"m": "exp_avg"}
+    state_names: Mapping[str, str] = {"m": "exp_avg"}
 
     def __init__(self, params: Params, lr: float = 1e-4, betas: tuple[float, float] = (0.9, 0.99),
                  weight_decay: float = 0.0, **options: Any) -> None:
@@ -123,7 +123,7 @@ class OffloadedSGD(OffloadedOptimizer):
 
     kind = "sgd"
     decoupled = False
-    state_names = {"m": "momentum_buffer"}
+    state_names: Mapping[str, str] = {"m": "momentum_buffer"}
     counts_steps = False
 
     def __init__(self, params: Params, lr: float = 1e-3, momentum: float = 0.0,

@@ -176,10 +176,10 @@ class Streaming:
     def __init__(self, model: torch.nn.Module, device_memory: str | int,
                  blocks: list[torch.nn.Module], activations: Activations | None,
                  device: torch.device) -> None:
-        self.device_memory = str(device_memory)
+        self.device_memory: str = str(device_memory)
         self.device = device
         self.host_link_gbps: float | None = None
-        self.activations = activations
+        self.activations: Activations | None = activations
         self._names = {parameter: name for name, parameter in model.named_parameters()}
         self._parameters: list[list[torch.nn.Parameter]] = [[] for _ in blocks]
         for parameter, unit in units_of(model, blocks).items():
