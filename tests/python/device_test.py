@@ -9,7 +9,7 @@ import torch
 
 import spillway
 from spillway._load import native
-from spillway.torch import OffloadedAdamW, _shard, offload_model
+from spillway.torch import OffloadedAdamW, _registration, _shard, offload_model
 from spillway.torch._device import Gpu
 
 STREAM = 77
@@ -151,6 +151,7 @@ def test_what_no_trainer_keeps_moves_to_the_gpu(monkeypatch):
         (tensor.shape, str(place))) or tensor)
     offload_model(model, "1MB", device="cuda:2")
     assert moved == [((2,), "cuda:2"), ((0, 5), "cuda:2")]
+    assert _registration.place_of(model[0].weight) == torch.device("cuda:2")  # its trainer's
 
 
 def test_says_which_devices_there_are():

@@ -124,8 +124,9 @@ def test_a_state_dict_that_the_disk_cannot_hold_is_refused(tmp_path, monkeypatch
     assert set(tmp_path.iterdir()) == before
 
 
+@pytest.mark.parametrize("assigned", [False, True])
 @pytest.mark.parametrize("saved", [False, True])
-def test_a_model_that_is_loaded_before_the_state_keeps_its_masters(tmp_path, saved):
+def test_a_model_that_is_loaded_before_the_state_keeps_its_masters(tmp_path, saved, assigned):
     whole = parameters(torch.bfloat16)
     expected = run(whole, OffloadedAdamW(whole), range(8))
     tensors = parameters(torch.bfloat16)
@@ -135,6 +136,9 @@ def test_a_model_that_is_loaded_before_the_state_keeps_its_masters(tmp_path, sav
     again = [torch.nn.Parameter(torch.zeros_like(tensor)) for tensor in tensors]
     resumed = OffloadedAdamW(again)
     for tensor, value in zip(again, tensors, strict=True):
+        if assigned:
+            tensor.data = torch.ones_like(value)  # which the state replaces
+            continue
         with torch.no_grad():
             tensor.copy_(value)
     if saved:

@@ -87,7 +87,9 @@ class Output(ProgramTestCase):
         child.send_signal(signal.SIGHUP)
         said = b""
         while b"again to stop now" not in said:
-            said += os.read(child.stderr.fileno(), 4096)
+            more = os.read(child.stderr.fileno(), 4096)
+            self.assertTrue(more, said)  # none: the process has ended
+            said += more
         child.send_signal(signal.SIGHUP)  # of the same terminal
         time.sleep(2.5)  # longer than the hang-ups of one terminal that closes
         self.assertIsNone(child.poll())
