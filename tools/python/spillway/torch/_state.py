@@ -224,18 +224,15 @@ class WithState(WithGroups):
             after(self)
 
     def _load_groups(self, state_dict: dict[str, Any]) -> None:
-        """Makes torch load the groups, without hooks: those before have run, and those after see
-        the state too."""
+        """Makes torch load groups that were checked, without hooks: those before have run, and
+        those after see the state too."""
         names = ("_optimizer_load_state_dict_pre_hooks", "_optimizer_load_state_dict_post_hooks")
-        hooks, groups = [getattr(self, name) for name in names], self.param_groups
+        hooks = [getattr(self, name) for name in names]
         try:
             for name in names:
                 setattr(self, name, OrderedDict())
             super().load_state_dict(state_dict)
             self._set_groups()
-        except BaseException:  # a rate that is no number
-            self.param_groups = groups
-            raise
         finally:
             for name, each in zip(names, hooks, strict=True):
                 setattr(self, name, each)
