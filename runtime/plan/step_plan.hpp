@@ -1,6 +1,6 @@
-// The step is data: every move and computation of a training step, as ops with dependencies.
+// The step is data: the moves and computations of a training step, as ops with dependencies.
 //
-// One list, three consumers: the engine runs it, the simulator predicts it, the trace names it.
+// One list, many readers: the engine runs it, the simulator predicts it, the trace names its ops.
 // Ops of one lane start in list order. An op starts when its dependencies, all of which stand
 // before it in the list, are complete. An op names the buffers that it reads and writes, and its
 // dependencies follow from them: a buffer is used again only by an op that waits for its last user,

@@ -1,5 +1,5 @@
-// The plans of an embedded trainer: which a step runs, and the ops of each. The trainer runs, and
-// the forecast adds up, what these functions return. Pure, any thread.
+// The plans of an embedded trainer: which a step runs, and the ops of each, which the forecast adds
+// up. The trainer runs lists of the same builders as calls ask for them. Pure, any thread.
 #pragma once
 
 #include <cstdint>

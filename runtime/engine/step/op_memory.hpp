@@ -1,5 +1,5 @@
-// OpMemory: the memory that an op may touch, which is what it declares. There is no other way from
-// an op to memory, so that a declaration cannot be forgotten.
+// OpMemory: the memory that an op may touch, which is what it declares. Ops take all that they read
+// and write from here, so that a declaration cannot be forgotten.
 #pragma once
 
 #include <algorithm>
