@@ -1,14 +1,16 @@
 """What autograd saves for backward, in host memory meanwhile."""
 from __future__ import annotations
 
+import functools
 import weakref
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from spillway.errors import DoesNotFitError, InvalidArgumentError
-from spillway.torch._copies import Copy, Lane, Started, engine_of
+from spillway.torch._copies import Copy, Lanes, Started
 
 #: A tensor of fewer bytes stays on the device: its copy would take longer than it spares.
 LEAST = 4096
@@ -54,19 +56,28 @@ class HostMemory:
 class _Kept:
     """The bytes of one storage in host memory, as long as somebody may need them there."""
 
-    def __init__(self, number: int, memory: HostMemory, size: int, device: torch.device) -> None:
+    def __init__(self, number: int, host: torch.Tensor, away: Copy, device: torch.device) -> None:
         self.number = number  # in the order in which they were saved
+        self.host = host
+        self.away = away  # the copy to `host`
         self.device = device
         self.uses = 0  # of autograd that are to come
-        self.away: Copy | None = None  # to the host
         self.back: torch.Tensor | None = None  # on the device again
         self.coming: Started | None = None  # what fills `back`, until its first use
-        self.host = memory.take(size, device.type == "cuda")
-        weakref.finalize(self, memory.give_back, self.host)
 
     def is_on_device(self) -> bool:
         """Whether the bytes have not left the device yet, or come back or came."""
         return self.back is not None or self.away.source is not None
+
+    def leave(self) -> None:
+        """Lets go of the bytes on the device."""
+        self.back = self.coming = None
+        self.away.is_wanted = False
+
+
+def _end_of_kept(memory: HostMemory, host: torch.Tensor, away: Copy) -> None:
+    away.is_wanted = False
+    memory.give_back(host)
 
 
 class _View(NamedTuple):
@@ -104,14 +115,12 @@ class Activations:
         self._saved_in_block: int | None = None  # None: outside of blocks
         self._staying: set[int] = set()
         self._newest: dict[int, tuple[weakref.ref, int, weakref.ref]] = {}  # by address
-        self._contexts: list[saved_tensors_hooks] = []
+        self._depth = 0  # of forward passes of the model
         self._order: list[weakref.ref[_Kept]] = []
         self._coming: weakref.WeakSet[_Kept] = weakref.WeakSet()
         self._link = host_link_gbps
-        self._away: Lane | None = None  # made for the device of the first tensor
-        self._back: Lane | None = None
-        model.register_forward_pre_hook(self._begin)
-        model.register_forward_hook(self._end, always_call=True)
+        self._lanes: dict[torch.device, Lanes] = {}
+        model.forward = self._watched(model, model.forward)
 
     def begin_block(self) -> None:
         self._saved_in_block = 0
@@ -119,19 +128,26 @@ class Activations:
     def end_block(self) -> None:
         self._saved_in_block = None
 
-    def _begin(self, model: torch.nn.Module, _args: Any) -> None:
-        if not self._contexts:
-            self._staying = {tensor.untyped_storage().data_ptr()
-                             for tensor in (*model.parameters(), *model.buffers())}
-            self._newest.clear()
-            self._renumber()
-        context = saved_tensors_hooks(self._pack, self._unpack)
-        context.__enter__()
-        self._contexts.append(context)
+    def _watched(self, model: torch.nn.Module,
+                 forward: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns the forward of the model with hooks around it, which end with it also where a
+        signal cuts it off."""
 
-    def _end(self, _model: torch.nn.Module, _args: Any, _output: Any) -> None:
-        if self._contexts:
-            self._contexts.pop().__exit__(None, None, None)
+        @functools.wraps(forward)
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            if self._depth == 0:
+                self._staying = {tensor.untyped_storage().data_ptr()
+                                 for tensor in (*model.parameters(), *model.buffers())}
+                self._newest.clear()
+                self._renumber()
+            self._depth += 1
+            try:
+                with saved_tensors_hooks(self._pack, self._unpack):
+                    return forward(*args, **kwargs)
+            finally:
+                self._depth -= 1
+
+        return watched
 
     def _renumber(self) -> None:
         alive = [kept for found in self._order if (kept := found()) is not None]
@@ -163,16 +179,21 @@ class Activations:
         return kept
 
     def _take_away(self, storage: torch.UntypedStorage, tensor: torch.Tensor) -> _Kept:
-        if self._away is None:
-            self._away, self._back = (Lane(engine_of(tensor.device, self._link))
-                                      for _ in range(2))
-        size = storage.nbytes()
+        device, size = tensor.device, storage.nbytes()
+        if device not in self._lanes:
+            self._lanes[device] = Lanes(device, self._link)
         if self._learns_window and self._saved_in_block is not None:
             self._saved_in_block += size
             self.window = max(self.window, self._saved_in_block)
-        kept = _Kept(len(self._order), self.memory, size, tensor.device)
-        kept.away = self._away.start(kept.host, _bytes(storage, tensor.device), self.window,
-                                     watched=tensor.detach())
+        host = self.memory.take(size, device.type == "cuda")
+        try:
+            away = self._lanes[device].away.start(host, _bytes(storage, device), self.window,
+                                                  watched=tensor.detach())
+        except BaseException:
+            self.memory.give_back(host)
+            raise
+        kept = _Kept(len(self._order), host, away, device)
+        weakref.finalize(kept, _end_of_kept, self.memory, host, away)
         self._order.append(weakref.ref(kept))
         return kept
 
@@ -183,9 +204,8 @@ class Activations:
         back = self._bring(kept)
         kept.uses -= 1
         if kept.uses <= 0:
-            kept.back = None
-            kept.away.is_wanted = False
-        self._fetch_ahead(kept.number)
+            kept.leave()
+        self._fetch_ahead(kept)
         return back.view(saved.dtype).as_strided(saved.size, saved.stride, saved.offset)
 
     def _bring(self, kept: _Kept) -> torch.Tensor:
@@ -206,27 +226,36 @@ class Activations:
 
     def _fetch(self, kept: _Kept) -> None:
         kept.back = torch.empty_like(kept.host, device=kept.device)
-        copy = self._back.start(kept.back, kept.host, self.window)
+        copy = self._lanes[kept.device].back.start(kept.back, kept.host, self.window)
         copy.is_wanted = False
         kept.coming = copy.started
         self._coming.add(kept)
         self._count(kept.back.nbytes)
         weakref.finalize(kept.back.untyped_storage(), self._count, -kept.back.nbytes)
 
-    def _fetch_ahead(self, number: int) -> None:
-        """Begins to bring back what was saved before that, as far as the window goes."""
-        self._away.release_unwanted()
-        self._back.release_unwanted()
+    def _fetch_ahead(self, used: _Kept) -> None:
+        """Begins to bring back what was saved before `used`, as far as the window goes."""
+        lanes = self._lanes[used.device]
+        lanes.away.release_unwanted()
+        lanes.back.release_unwanted()
         if not self.window:
             return
-        ahead = self._away.bytes + sum(kept.host.nbytes for kept in self._coming)
-        for place in range(number - 1, -1, -1):
+        # The farthest give way to nearer ones: nobody may go back through their graph.
+        coming = sorted(self._coming, key=lambda kept: kept.number)
+        ahead = lanes.away.bytes + sum(kept.host.nbytes for kept in coming)
+        for place in range(used.number - 1, -1, -1):
             kept = self._order[place]()
             if kept is None or kept.uses <= 0 or kept.is_on_device():
                 continue
-            if ahead + kept.host.nbytes > (self.window if ahead else kept.host.nbytes):
+            size = kept.host.nbytes
+            while coming and coming[0].number < place and ahead + size > self.window:
+                farthest = coming.pop(0)
+                ahead -= farthest.host.nbytes
+                self._coming.discard(farthest)
+                farthest.leave()
+            if ahead + size > (self.window if ahead else size):
                 break
-            ahead += kept.host.nbytes
+            ahead += size
             self._fetch(kept)
 
     def _count(self, size: int) -> None:

@@ -1,6 +1,7 @@
 """Copies between a device and host memory beside the passes, each direction in order."""
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import time
 from collections.abc import Callable
@@ -73,6 +74,7 @@ class Copy:
     def __init__(self, started: Started, target: torch.Tensor, source: torch.Tensor,
                  watched: torch.Tensor) -> None:
         self.started = started
+        self.size = source.nbytes
         self._target: torch.Tensor | None = target
         self.source: torch.Tensor | None = source  # None: it is held no longer
         self.is_wanted = True  # the source, beyond the copy
@@ -98,29 +100,44 @@ class Lane:
     def __init__(self, engine: HostEngine | GpuEngine) -> None:
         self._engine = engine
         self._held: list[Copy] = []
-        self.bytes = 0  # of what is held
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):
+            while self._held:
+                self._release_first()
+
+    @property
+    def bytes(self) -> int:
+        """Number of bytes that are held at each end."""
+        return sum(copy.size for copy in self._held)
 
     def start(self, target: torch.Tensor, source: torch.Tensor, limit: int,
               watched: torch.Tensor | None = None) -> Copy:
         """Starts a copy, behind waits that leave at most `limit` bytes held, or this copy alone."""
         while self._held and self.bytes + source.nbytes > limit:
-            self._held[0].started.wait()
-            self._release(self._held.pop(0))
+            self._release_first()
         copy = Copy(self._engine.start(target, source), target, source,
                     source if watched is None else watched)
         self._held.append(copy)
-        self.bytes += source.nbytes
         return copy
 
     def release_unwanted(self) -> None:
         """Lets go of copies that are over and whose sources nobody wants."""
-        held, self._held = self._held, []
-        for copy in held:
-            if copy.is_wanted or not copy.started.is_over():
-                self._held.append(copy)
-            else:
-                self._release(copy)
+        over = [copy for copy in self._held if not copy.is_wanted and copy.started.is_over()]
+        self._held = [copy for copy in self._held if copy not in over]
+        for copy in over:
+            copy.release()
 
-    def _release(self, copy: Copy) -> None:
-        self.bytes -= copy.source.nbytes
+    def _release_first(self) -> None:
+        copy = self._held[0]
+        copy.started.wait()
+        self._held = self._held[1:]
         copy.release()
+
+
+class Lanes:
+    """The lanes of a device, away from it and back."""
+
+    def __init__(self, device: torch.device, host_link_gbps: float | None) -> None:
+        self.away = Lane(engine_of(device, host_link_gbps))
+        self.back = Lane(engine_of(device, host_link_gbps))

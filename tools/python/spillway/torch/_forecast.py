@@ -14,8 +14,8 @@ from spillway._load import native
 from spillway._paths import Path, Paths, folders_of, path_of
 from spillway.errors import InvalidArgumentError, NotSupportedError
 from spillway.reports import Document, size_text
+from spillway.torch._blocks import find_blocks, units_of
 from spillway.torch._registered import DTYPES, freed_values
-from spillway.torch.streaming import find_blocks, units_of
 
 _SHORTER = {"fp32": ("split", "bf16", "int8"), "split": ("bf16", "int8"), "bf16": ("int8",)}
 _ANY_FOLDER = "/"  # where nothing is written: what state on disk would leave in memory

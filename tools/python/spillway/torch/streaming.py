@@ -14,6 +14,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from spillway._load import native
 from spillway.errors import InvalidArgumentError, NotSupportedError
 from spillway.torch._activations import Activations
+from spillway.torch._blocks import find_blocks, units_of
 from spillway.torch._registered import Registered, check_frozen, check_untransformed, references_of
 from spillway.torch._shard import Shard
 from spillway.torch._uncut import uncut
@@ -84,6 +85,10 @@ def _activations(model: torch.nn.Module, memory: str | int | None, window: str |
             raise InvalidArgumentError(f"activation_window is {window}, and there is no "
                                        "activation_memory: give both, or leave it out")
         return None
+    if not hasattr(torch._C._autograd, "_top_saved_tensors_default_hooks"):
+        raise NotSupportedError(
+            f"activation_memory needs PyTorch 2.8, and this is {torch.__version__}: leave it out, "
+            "and recompute blocks (torch.utils.checkpoint)")
     return Activations(model, native.parse_bytes(str(memory)),
                        None if window is None else native.parse_bytes(str(window)),
                        host_link_gbps)
@@ -102,47 +107,6 @@ def _checked(device: str | torch.device) -> torch.device:
             "without CUDA, or there is no driver; leave device out to rehearse on the CPU")
     return torch.device("cuda", torch.cuda.current_device() if device.index is None
                         else device.index)
-
-
-def find_blocks(model: torch.nn.Module) -> list[torch.nn.Module]:
-    """Returns the repeated modules that hold most of the model's parameters, in their order."""
-    best: list[torch.nn.Module] = []
-    most = 0
-    for module in model.modules():
-        if not isinstance(module, (torch.nn.ModuleList, torch.nn.Sequential)):
-            continue
-        children = list(module)
-        if len(children) < 2 or len({type(child) for child in children}) > 1:
-            continue
-        size = sum(parameter.numel() for parameter in module.parameters())
-        if size > most:
-            best, most = children, size
-    return best
-
-
-def units_of(model: torch.nn.Module,
-             blocks: list[torch.nn.Module]) -> dict[torch.nn.Parameter, int | None]:
-    """Returns the number of the block that each parameter of a model is in; None where that is
-    none, or are several."""
-    if not blocks:
-        raise InvalidArgumentError(
-            "no blocks were found: the model has no ModuleList of at least two modules of one "
-            "class; name them with blocks=[...]")
-    owners: dict[torch.nn.Parameter, list[int | None]] = {}
-    for unit, block in enumerate(blocks):
-        for parameter in block.parameters():
-            owners.setdefault(parameter, []).append(unit)
-    inside = {id(module) for block in blocks for module in block.modules()}
-    for module in model.modules():
-        if id(module) not in inside:
-            for parameter in module.parameters(recurse=False):
-                owners.setdefault(parameter, []).append(None)
-    units = {parameter: found[0] if len(set(found)) == 1 else None
-             for parameter, found in owners.items()}
-    for unit in sorted(set(range(len(blocks))) - set(units.values())):
-        raise InvalidArgumentError(
-            f"block {unit} has no parameters of its own; leave it out of blocks")
-    return units
 
 
 def _top_hooks() -> tuple[Any, Any]:
@@ -346,6 +310,9 @@ class Streaming:
             if tensor.dtype == parameter.dtype and 0 <= offset < max(parameter.nbytes, 1):
                 return _Saved(self._inside, place, self._changes(self._inside, place),
                               offset // tensor.element_size(), tensor.shape, tensor.stride())
+            if 0 <= offset < parameter.nbytes:  # of another type, such as view_as_complex
+                tensor = tensor.clone()
+                break
         return tensor if pack is None else _Passed(pack(tensor), unpack)
 
     def _unpack(self, saved: torch.Tensor | _Saved | _Passed) -> torch.Tensor:
