@@ -59,12 +59,70 @@ print("names", *sorted(name for name in dir(_native) if not name.startswith("_")
 """
 
 
+# A Python of a version, for which a wheel can be built unless there is a reason not to.
+FAKE_PYTHON = """#!{sh}
+case $2 in
+  "import sys; print"*) echo {version} ;;
+  *) {says} ;;
+esac
+"""
+
+# Pythons that are on PATH, those of them without headers, and those that serve.
+CHOICES = (((), (), ()), (("3.10",), (), ("3.10",)), (("3.11",), (), ("3.11",)),
+           (("3.13",), (), ("3.13",)), (("3.10", "3.12"), ("3.10",), ("3.12",)),
+           (("3.11", "3.12", "3.14"), ("3.12",), ("3.11", "3.14")), (VERSIONS, (), VERSIONS[:3]))
+
+
 def run(*command, **options) -> str:
     done = subprocess.run([str(part) for part in command], check=False, encoding="utf-8",
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **options)
     if done.returncode != 0:
         sys.exit(f"{' '.join(map(str, command))} ended with {done.returncode}:\n{done.stdout}")
     return done.stdout
+
+
+def fake_program(path: pathlib.Path, text: str) -> None:
+    path.write_text(text)
+    path.chmod(0o755)
+
+
+def fake_machine(folder: pathlib.Path, have: tuple[str, ...],
+                 lack_headers: tuple[str, ...]) -> dict[str, str]:
+    """Makes a checkout with tools/wheel, and returns an environment that has just some Pythons."""
+    (folder / "bin").mkdir()
+    (folder / "tools").mkdir()
+    for each in ("wheel", "setup"):
+        shutil.copy(ROOT / "tools" / each, folder / "tools")
+    for each in ("bash", "basename", "dirname", "realpath"):
+        (folder / "bin" / each).symlink_to(shutil.which(each))
+    for each in have:
+        fake_program(folder / "bin" / f"python{each}", FAKE_PYTHON.format(
+            sh=shutil.which("sh"), version=each,
+            says="echo no headers" if each in lack_headers else ":"))
+    return {"PATH": str(folder / "bin"), "HOME": str(folder)}
+
+
+def check_choice(have: tuple[str, ...], lack_headers: tuple[str, ...],
+                 serve: tuple[str, ...]) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        environment = fake_machine(folder, have, lack_headers)
+        said = run(folder / "tools/wheel", "--list", env=environment).splitlines()
+        chosen = [line for line in said if not line.startswith("== no wheel for ")]
+        assert chosen == [str(folder / "bin" / f"python{each}") for each in serve], (have, said)
+
+
+def check_machine_without_python() -> None:
+    """Checks that python3 is installed where there is none: it is taken, and has no headers."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        environment = fake_machine(folder, ("3",), ("3",))
+        (folder / "CMakeCache.txt").touch()
+        for each in ("apt-get", "dpkg-query"):  # all packages are there
+            fake_program(folder / "bin" / each, f"#!{shutil.which('sh')}\nprintf installed")
+        said = subprocess.run([folder / "tools/wheel", "--build", folder], env=environment,
+                              check=False, encoding="utf-8", stderr=subprocess.PIPE).stderr
+        assert f"no wheel can be built for {folder}/bin/python3: no headers" in said, said
 
 
 def find_python(version: str) -> pathlib.Path | None:
@@ -174,6 +232,9 @@ def emulate(python: pathlib.Path, clean: dict[str, str], folder: pathlib.Path) -
 
 
 def main() -> None:
+    for choice in CHOICES:
+        check_choice(*choice)
+    check_machine_without_python()
     out = BUILD / "consumer" / "wheel"
     told = re.findall(r"^(/.*\.whl): ([\d.]+) MB, Python (3\.\d+)( and later)?, glibc 2\.\d+",
                       run(ROOT / "tools/wheel", "--build", BUILD, "--out", out), re.MULTILINE)
