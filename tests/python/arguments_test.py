@@ -1,5 +1,6 @@
 """Arguments and settings of groups that no optimizer can have: each is refused by its name, before
 anything is made, and what torch refuses is refused here too."""
+import decimal
 import inspect
 import math
 
@@ -79,6 +80,17 @@ def test_numbers_of_numpy_and_torch_are_numbers():
     torch.testing.assert_close(mine, theirs)
 
 
+def test_a_rate_that_decays_may_be_any_number():
+    weights = []
+    for decay in (0.5, decimal.Decimal("0.5"), numpy.float32(0.5)):
+        weights.append(weight())
+        optimizer = OffloadedAdagrad(weights[-1:], lr_decay=decay)
+        for _ in range(2):
+            weights[-1].sum().backward()
+            optimizer.step()
+    assert torch.equal(weights[0], weights[1]) and torch.equal(weights[0], weights[2])
+
+
 def wrong_numbers(kind):
     wrong = [("lr", -1.0), ("weight_decay", -1.0)]
     keys = set(inspect.signature(kind).parameters)
@@ -107,7 +119,8 @@ def test_what_is_no_number_is_refused_by_name_in_every_way_it_comes(kind):
     keys = [key for key, value in kind([weight()]).defaults.items() if isinstance(value, float)]
     wrong = [(key, value) for key in keys for value in UNFIT]
     if "betas" in kind([weight()]).defaults:
-        wrong += [("betas", value) for value in (None, 0.9, (0.9,), (0.9,) * 3, ("a", 0.9))]
+        wrong += [("betas", value) for value in (None, 0.9, (0.9,), (0.9,) * 3, ("a", 0.9),
+                                                 iter((0.8, 0.9)), torch.tensor(0.9), {0.8: 0.9})]
     for key, value in wrong:
         with pytest.raises(spillway.InvalidArgumentError, match=f"^{key} of {kind.__name__} is "):
             kind([weight()], **{key: value})
@@ -129,6 +142,21 @@ def test_what_is_no_number_is_refused_by_name_in_every_way_it_comes(kind):
         optimizer.param_groups[0][key] = good
         optimizer.step()
         assert not torch.equal(mine, before)
+
+
+@pytest.mark.parametrize("value", [None, "x", 1, numpy.bool_(True)])
+def test_what_is_no_flag_is_refused_by_name(value):
+    mine = weight()
+    with pytest.raises(spillway.InvalidArgumentError, match=r"^bias_correction of a parameter gr"):
+        OffloadedAdamW([{"params": [mine], "bias_correction": value}])
+    optimizer = OffloadedAdamW([mine])
+    optimizer.param_groups[0]["bias_correction"] = value
+    mine.sum().backward()
+    with pytest.raises(spillway.InvalidArgumentError, match=r"group 0 is .*; it must be True or F"):
+        optimizer.step()
+    optimizer.param_groups[0]["bias_correction"] = False
+    optimizer.step()
+    assert not torch.equal(mine, torch.ones(8))
 
 
 OURS = sorted(set(inspect.signature(OffloadedOptimizer).parameters) - {

@@ -100,6 +100,18 @@ def test_settings_of_an_older_version_have_no_checksum(file):
     OffloadedAdamW([weight()]).load(file.parent)
 
 
+def test_settings_that_no_trainer_takes_have_changed_nothing(file):
+    groups = json.loads(file.read_text())["groups"]
+    file.write_text(json.dumps({"groups": [{**groups[0], "bias_correction": None}]}))
+    mine = weight()
+    optimizer = OffloadedAdamW([mine], lr=0.5)
+    before, settings = mine.detach().clone(), dict(optimizer.param_groups[0])
+    with pytest.raises(spillway.InvalidArgumentError, match="bias_correction.*True or False"):
+        optimizer.load(file.parent)
+    assert torch.equal(mine, before) and optimizer.param_groups[0] == settings
+    train(mine, optimizer, 1)
+
+
 @pytest.mark.parametrize("text", [
     "[]", "{}", '{"groups": 1}', '{"groups": [1]}', '"groups"', "\xff",
     '{"groups": [{"lr": 0.1}], "more": 1}'])

@@ -231,6 +231,9 @@ REFUSED = {
     "rate": broken(lambda s: s["param_groups"][0].update(lr=-1.0)),
     "amsgrad": broken(lambda s: s["param_groups"][0].update(amsgrad=True)),
     "key": broken(lambda s: s["param_groups"][0].pop("betas")),
+    "flag": broken(lambda s: s["param_groups"][0].update(bias_correction=None)),
+    "text": broken(lambda s: s["param_groups"][0].update(bias_correction="x")),
+    "once": broken(lambda s: s["param_groups"][0].update(betas=iter((0.8, 0.9)))),
     "size": broken(lambda s: s["param_groups"][0]["params"].pop()),
 }
 

@@ -42,19 +42,22 @@ def _number(value: Any) -> float:
 
 
 def check_numbers(values: Mapping[str, Any], of: str = "") -> None:
-    """Raises for a number that no optimizer of ours, nor of torch, can have. `of` follows its name
-    in errors."""
+    """Raises for a number that no optimizer of ours, nor of torch, can have, and for a flag that is
+    none. `of` follows its name in errors."""
     for key, (below, words) in _NUMBERS.items():
         if key in values and not 0 <= _number(values[key]) < below:
             raise InvalidArgumentError(f"{key}{of} is {values[key]!r}; it must be {words}")
     if "betas" in values:
         try:
-            beta1, beta2 = values["betas"]
-        except (TypeError, ValueError):
+            beta1, beta2 = values["betas"][:]  # not of an iterator, which is read once
+        except (TypeError, ValueError, LookupError):
             beta1 = beta2 = math.nan
         if not (0 <= _number(beta1) < 1 and 0 <= _number(beta2) < 1):
             raise InvalidArgumentError(f"betas{of} is {values['betas']!r}; it must be two numbers, "
                                        "each at least 0 and below 1")
+    if not isinstance(values.get("bias_correction", True), bool):
+        raise InvalidArgumentError(
+            f"bias_correction{of} is {values['bias_correction']!r}; it must be True or False")
 
 
 def _integer(value: Any, name: str, least: int, most: int, remedy: str) -> int:

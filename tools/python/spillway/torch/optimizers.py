@@ -86,7 +86,7 @@ class OffloadedAdagrad(OffloadedOptimizer):
                          **options)
 
     def _learning_rate(self, group: dict[str, Any], updates: int) -> float:
-        return float(group["lr"]) / (1 + updates * group["lr_decay"])
+        return float(group["lr"]) / (1 + updates * float(group["lr_decay"]))
 
     def _step_shards(self, divisor: float, max_norm: float) -> tuple[float, bool]:
         decays = any(group["lr_decay"] for group in self.param_groups)
