@@ -1,6 +1,8 @@
 """Models whose parameters pass through a part of the device: inside the budget, and with the bits
 of parameters that stay."""
 import copy
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -42,6 +44,13 @@ def make(budget=None, dtype=torch.float32, recomputes=False, deferred=False, **o
     if deferred:
         options["deferred"] = model
     return model, OffloadedAdamW(model.parameters(), lr=1e-2, max_norm=1.0, **options)
+
+
+def test_the_import_leaves_the_compiler_out():
+    """It takes longer than all else that the package imports."""
+    script = ("import sys, torch; before = set(sys.modules); import spillway.torch; "
+              "print([name for name in set(sys.modules) - before if 'torch._dynamo' in name])")
+    assert subprocess.check_output([sys.executable, "-c", script], text=True) == "[]\n"
 
 
 def batch(step, rows=5):

@@ -121,7 +121,6 @@ def check_unshared(registered: Registered) -> None:
             "(copy.deepcopy(model)), and copy its parameters into the shared model after steps")
 
 
-@torch.compiler.disable  # it would find the transforms of the compiler
 def check_untransformed(unit: int) -> None:
     """Raises where a pass is transformed or traced, and its parameters would be read later."""
     transforms = torch._C._functorch.peek_interpreter_stack() is not None

@@ -157,6 +157,8 @@ class Streaming:
         self._uses: list[int] = []  # of their memory on the device before the pass
         self._inside: int | None = None
         self._backward: int | None = None  # the backward pass at whose end the unit is left
+        # Compiled, it would find transforms of the compiler, whose import is long.
+        self._check_untransformed = torch.compiler.disable(check_untransformed)
         for unit, block in enumerate(blocks):
             block.forward = self._streamed(unit, block.forward)
 
@@ -241,7 +243,7 @@ class Streaming:
             raise InvalidArgumentError(
                 "the model is offloaded and nobody keeps its parameters; make an optimizer of "
                 "spillway.torch with model.parameters() first")
-        check_untransformed(unit)
+        self._check_untransformed(unit)
         self.leave(backward and self._backward == torch._C._current_graph_task_id())
         # Each backward pass has a number of its own. One that raises never calls back.
         if backward and self._backward != (number := torch._C._current_graph_task_id()):
