@@ -11,6 +11,7 @@ import torch
 import spillway
 import spillway.torch
 from spillway.torch import OffloadedAdagrad, OffloadedAdamW, OffloadedSGD, offload_model
+from spillway.torch._shard import Shard
 
 SIZES = (30, 7, 11)
 
@@ -256,6 +257,24 @@ def test_a_state_that_is_refused_has_changed_nothing(fault):
         for name, value in state.items():
             assert torch.equal(after["state"][number][name], value)
     assert equal(tensors, values)
+
+
+def test_what_moves_entries_asks_for_each_parameter_a_few_times(monkeypatch):
+    """Lightning does, for each parameter: were all looked through, its time would be quadratic."""
+    tensors = [torch.nn.Parameter(torch.ones(2)) for _ in range(40)]
+    optimizer = OffloadedAdamW(tensors)
+    for tensor in tensors[1:]:
+        tensor.grad = torch.ones(2)
+    optimizer.step()
+    asked, updates = [], Shard.updates
+    monkeypatch.setattr(Shard, "updates",
+                        lambda shard, index: asked.append(index) or updates(shard, index))
+    for parameter, entry in optimizer.state.items():
+        optimizer.state[parameter] = entry
+    assert len(asked) <= 4 * len(tensors)
+    for absent in (tensors[0], torch.ones(2), id(tensors[1]), None, [1]):
+        assert absent not in optimizer.state
+    assert all(tensor in optimizer.state for tensor in tensors[1:])
 
 
 def test_a_state_within_a_step_is_refused():

@@ -75,7 +75,11 @@ class StateElsewhere(MutableMapping):
         return sum(1 for _ in self)
 
     def __contains__(self, parameter: object) -> bool:
-        return any(parameter is each for each in self)
+        optimizer = self._optimizer()
+        if not isinstance(parameter, torch.Tensor) or parameter not in optimizer._places:
+            return False
+        shard, index = optimizer._places[parameter]
+        return shard.updates(index) > 0
 
     def __getitem__(self, parameter: torch.Tensor) -> Any:
         if parameter not in self:
