@@ -1,6 +1,8 @@
 """The table of docs/deepspeed.md has every public name of DeepSpeed's engine, and what it says of
 them is so."""
 import ast
+import functools
+import importlib
 import importlib.metadata
 import importlib.util
 import pathlib
@@ -77,6 +79,20 @@ def test_what_works_is_there_and_what_is_refused_says_why():
             call()
 
 
+@pytest.mark.parametrize(("line", "words"), [
+    ("from spillway.torch import PipelineModule", r"deepspeed\.PipelineModule.*a plain model"),
+    ("from spillway.torch.comm import log_summary", r"comm\.log_summary.*use torch\.distributed"),
+    ("from spillway.torch.zero import TiledLinear", r"zero\.TiledLinear.*leave it out")])
+def test_an_import_of_a_refused_name_says_why(line, words):
+    with pytest.raises(ImportError, match=words) as raised:
+        exec(line, {})
+    assert isinstance(raised.value, spillway.NotSupportedError)
+    _, module, _, name = line.split()
+    assert not hasattr(importlib.import_module(module), name)
+    with pytest.raises(ImportError, match="cannot import name 'question'"):
+        exec("from spillway.torch import question", {})
+
+
 def test_other_names_are_those_of_the_model():
     engine = make()
     assert engine.answer == 42
@@ -115,3 +131,37 @@ def test_a_destroyed_engine_trains_no_more():
     with pytest.raises(spillway.Error, match="close"):
         engine.optimizer.step()
     assert all(torch.equal(a, b) for a, b in zip(before, engine.module.parameters(), strict=True))
+
+
+def test_contexts_of_zero_and_comm_work_alone():
+    with deepspeed.zero.Init(config_dict_or_path={}, dtype=torch.bfloat16, remote_device="cpu"):
+        made = torch.nn.Linear(4, 4)
+    assert made.weight.dtype == torch.bfloat16 and torch.nn.Linear(1, 1).weight.dtype.itemsize == 4
+    with pytest.raises(spillway.NotSupportedError, match="remote_device of zero.Init is nvme"):
+        deepspeed.zero.Init(remote_device="nvme")
+    with deepspeed.zero.GatheredParameters(made.parameters(), modifier_rank=0):
+        torch.nn.init.ones_(made.weight)
+    assert float(made.weight.detach().sum()) == 16
+    comm, values = deepspeed.comm, torch.arange(3.0)
+    assert (comm.get_rank(), comm.get_world_size()) == (0, 1)
+    gathered = [torch.zeros(3)]
+    for call in (comm.barrier, functools.partial(comm.all_reduce, values),
+                 functools.partial(comm.reduce, values, 0),
+                 functools.partial(comm.broadcast, values, 0),
+                 functools.partial(comm.all_gather, gathered, values)):
+        assert call() is None
+        work = call(async_op=True)
+        assert work.wait() is True and work.is_completed()
+    assert torch.equal(values, torch.arange(3.0)) and torch.equal(gathered[0], values)
+    comm.destroy_process_group()
+    device = deepspeed.get_accelerator()
+    assert device.current_device_name() == device.device_name(3) == "cpu"
+    assert device.is_bf16_supported() and device.communication_backend_name() == "gloo"
+
+
+def test_data_of_an_engine_are_loaded_in_order_or_shuffled():
+    engine = make()
+    data = list(range(64))
+    in_order = torch.cat(list(engine.deepspeed_io(data, route="eval"))).tolist()
+    shuffled = torch.cat(list(engine.deepspeed_io(data))).tolist()
+    assert in_order == data and shuffled != data and sorted(shuffled) == data

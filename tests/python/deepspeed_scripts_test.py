@@ -352,36 +352,6 @@ def test_a_16bit_model_has_the_bits_of_the_engines(tmp_path):
         engine.save_16bit_model(tmp_path / "file")
 
 
-def test_contexts_of_zero_and_comm_work_alone():
-    with deepspeed.zero.Init(config_dict_or_path={}, dtype=torch.bfloat16, remote_device="cpu"):
-        made = torch.nn.Linear(4, 4)
-    assert made.weight.dtype == torch.bfloat16 and torch.nn.Linear(1, 1).weight.dtype.itemsize == 4
-    with pytest.raises(spillway.NotSupportedError, match="remote_device of zero.Init is nvme"):
-        deepspeed.zero.Init(remote_device="nvme")
-    with deepspeed.zero.GatheredParameters(made.parameters(), modifier_rank=0):
-        torch.nn.init.ones_(made.weight)
-    assert float(made.weight.detach().sum()) == 16
-    comm, values = deepspeed.comm, torch.arange(3.0)
-    assert (comm.get_rank(), comm.get_world_size()) == (0, 1)
-    comm.barrier()
-    comm.all_reduce(values)
-    comm.broadcast(values, src=0)
-    comm.all_gather(gathered := [torch.zeros(3)], values)
-    assert torch.equal(values, torch.arange(3.0)) and torch.equal(gathered[0], values)
-    device = deepspeed.get_accelerator()
-    assert device.current_device_name() == device.device_name(3) == "cpu"
-    assert device.is_bf16_supported() and device.communication_backend_name() == "gloo"
-
-
-def test_data_of_an_engine_are_loaded_in_order_or_shuffled():
-    engine = deepspeed.initialize(model=network(), config=SECTIONS | {
-        "optimizer": {"type": "SGD", "params": {"lr": 0.1}}})[0]
-    data = list(range(64))
-    in_order = torch.cat(list(engine.deepspeed_io(data, route="eval"))).tolist()
-    shuffled = torch.cat(list(engine.deepspeed_io(data))).tolist()
-    assert in_order == data and shuffled != data and sorted(shuffled) == data
-
-
 def test_a_compiled_engine_trains_as_before():
     model, plain = network(), network()
     engine = deepspeed.initialize(

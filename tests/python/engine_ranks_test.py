@@ -4,6 +4,7 @@ import json
 import math
 import os
 import subprocess
+import socket
 import sys
 
 import pytest
@@ -332,6 +333,17 @@ def test_processes_that_cannot_meet_are_told_how(monkeypatch):
         init_distributed("nccl")
     with pytest.raises(spillway.InvalidArgumentError, match="dist_init_required is False.*4 proc"):
         initialize(model=network(), config=CONFIG, dist_init_required=False)
+
+
+def test_a_port_that_is_taken_is_named_with_the_remedy(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1",
+                            "MASTER_PORT": str(port)}.items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(spillway.IoError, match=rf"127.0.0.1:{port}.*MASTER_PORT to a free"):
+            init_distributed()
+    assert not dist.is_initialized()
 
 
 if __name__ == "__main__":

@@ -226,6 +226,22 @@ def test_a_tag_may_be_saved_again_and_files_of_others_stay(tmp_path):
         engine.save_checkpoint(tmp_path, tag="other")
 
 
+def test_a_16bit_model_that_finds_no_room_leaves_none_taken(tmp_path, monkeypatch):
+    engine = make()
+    engine.save_16bit_model(tmp_path)
+    before = (tmp_path / "pytorch_model.bin").read_bytes()
+
+    def fails(*_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", fails)
+        with pytest.raises(spillway.IoError, match="No space left.*as it was"):
+            engine.save_16bit_model(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["pytorch_model.bin"]
+    assert (tmp_path / "pytorch_model.bin").read_bytes() == before
+
+
 @pytest.mark.parametrize("call", ["fsync", "rename", "model", "state"])
 def test_a_save_that_fails_leaves_the_old_checkpoint(tmp_path, monkeypatch, call):
     engine = saved(tmp_path)

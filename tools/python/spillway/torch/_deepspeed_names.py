@@ -1,6 +1,8 @@
 """Names of DeepSpeed 0.19.8 that Spillway has not, with the reason and what to do instead."""
 from __future__ import annotations
 
+import dis
+import sys
 from collections.abc import Mapping
 
 from spillway.errors import NotSupportedError
@@ -8,6 +10,10 @@ from spillway.errors import NotSupportedError
 
 class RefusedNameError(NotSupportedError, AttributeError):
     """A name of DeepSpeed that is not here; `hasattr` is then False."""
+
+
+class _RefusedImportError(NotSupportedError, ImportError):
+    """An import of such a name."""
 
 
 def _by_name(groups: Mapping[str, str]) -> dict[str, str]:
@@ -111,6 +117,13 @@ MODULE = _by_name({
         "it is a part of DeepSpeed's own program: give the configuration to initialize"})
 
 
-def refusal(name: str, of: str, reason: str) -> RefusedNameError:
-    """Returns the error for a name of DeepSpeed, `of` what has it there."""
-    return RefusedNameError(f"{of}{name} of DeepSpeed is not in Spillway: {reason}")
+def refusal(name: str, of: str, reason: str) -> NotSupportedError:
+    """Returns the error for a name of DeepSpeed, `of` what has it there, which a `__getattr__` that
+    calls this raises. `from module import name` swallows an AttributeError, and with it the reason:
+    there it is an ImportError."""
+    caller = sys._getframe(2)
+    code = caller.f_code
+    imports = (code.co_name == "_handle_fromlist"  # of importlib, for a package
+               or dis.opname[code.co_code[caller.f_lasti]] == "IMPORT_FROM")
+    kind = _RefusedImportError if imports else RefusedNameError
+    return kind(f"{of}{name} of DeepSpeed is not in Spillway: {reason}")

@@ -1,6 +1,7 @@
 """The engine's model for other programs: state dicts and files of torch."""
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -18,11 +19,16 @@ def _write(values: Mapping[str, Any], folder: str, name: str) -> None:
     path = os.path.join(folder, name)
     try:
         os.makedirs(folder, exist_ok=True)
-        with open(f"{path}.part", "wb") as file:
-            torch.save(values, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(f"{path}.part", path)
+        try:
+            with open(f"{path}.part", "wb") as file:
+                torch.save(values, file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(f"{path}.part", path)
+        except BaseException:  # the room is wanted, on a full disk most of all
+            with contextlib.suppress(OSError):
+                os.unlink(f"{path}.part")
+            raise
     except OSError as error:
         raise IoError(f"{path} cannot be written: {error.strerror}; one that was there is as it "
                       "was", error.errno or 0) from error

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from spillway._documents import parsed, section_of, to_text
 from spillway._load import native
-from spillway.errors import InvalidArgumentError, NotSupportedError
+from spillway.errors import InvalidArgumentError, IoError, NotSupportedError
 from spillway.torch._alone import processes
 from spillway.torch._offloaded import OffloadedOptimizer
 from spillway.torch._ranks import SHARES, Ranks, checksum
@@ -46,6 +46,12 @@ def meet(backend: str | None = None, timeout: datetime.timedelta | None = None,
             f"there are {count} processes, and they cannot meet ({error}): start them with "
             f"torchrun --nproc-per-node {count}, which sets RANK, WORLD_SIZE, MASTER_ADDR and "
             "MASTER_PORT, or give rank, world_size and init_method") from error
+    except RuntimeError as error:  # of the network, such as a port that is taken
+        place = init_method or ":".join(os.environ.get(name, "none") for name in (
+            "MASTER_ADDR", "MASTER_PORT"))
+        raise IoError(
+            f"{count} process(es) cannot meet at {place} ({error}): see that rank 0 is there, and "
+            "all others come, or set MASTER_PORT to a free port") from error
 
 
 def group_of_all(required: bool | None) -> Any:
