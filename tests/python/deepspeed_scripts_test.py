@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import warnings
+import weakref
 
 import pytest
 import torch
@@ -236,6 +237,36 @@ def test_an_optimizer_of_torch_brings_its_state():
     train(engine, range(3, 6))
     train_plainly(plain, reference, range(6))
     assert is_close(model, plain)
+
+
+def test_an_optimizer_of_torch_saves_and_loads_the_state_that_trains():
+    def begin():
+        own = torch.optim.AdamW((model := network()).parameters(), lr=1e-1)
+        return model, own, torch.optim.lr_scheduler.LambdaLR(own, lambda count: 1 / (count + 1))
+
+    def engine_of(model, own, schedule):
+        return deepspeed.initialize(model=model, optimizer=own, lr_scheduler=schedule,
+                                    config=SECTIONS)[0]
+
+    saving = engine_of(*(first := begin()))
+    train(saving, range(3))
+    plain, reference, following = begin()
+    engine = engine_of(*(second := begin()))
+    for mine, its, other in zip(first, (plain, reference, following), second, strict=True):
+        its.load_state_dict(mine.state_dict())
+        other.load_state_dict(mine.state_dict())
+    assert len(reference.state) == 4
+    model, own, schedule = second
+    train(engine, range(3, 6))
+    train_plainly(plain, reference, range(3, 6), schedule=following)
+    assert engine.get_lr() == schedule.get_last_lr() == following.get_last_lr()
+    assert own.param_groups is engine.optimizer.param_groups
+    assert is_close(model, plain)
+    ended = weakref.ref(engine.optimizer)
+    del engine
+    assert ended() is None, "the program's optimizer keeps no memory of the other one's"
+    with pytest.raises(spillway.InvalidArgumentError, match=r"state_dict\(\).*which is no more"):
+        own.state_dict()
 
 
 def test_what_an_optimizer_of_torch_has_and_ours_has_not_is_refused():

@@ -1,8 +1,10 @@
 """The program's own optimizer beside a configuration: where both say something, they agree."""
 from __future__ import annotations
 
+import functools
 import inspect
 import os
+import weakref
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -23,6 +25,8 @@ from spillway.torch.optimizers import (
 #: Optimizers of torch, and those that do the same here.
 _KINDS = {torch.optim.AdamW: OffloadedAdamW, torch.optim.Adam: OffloadedAdam,
           torch.optim.Adagrad: OffloadedAdagrad, torch.optim.SGD: OffloadedSGD}
+#: What an optimizer that was replaced leaves to the one in its place.
+_FORWARDED = ("state_dict", "load_state_dict", "add_param_group")
 #: Schedules whose rate falls until a last step.
 _ENDING = ("Linear", "Cosine", "WSD", "WarmupDecayLR", "WarmupCosineLR")
 
@@ -65,7 +69,8 @@ def made_by(optimizer: Any, parameters: Iterable[Any]) -> Any:
 
 def offloaded(client: torch.optim.Optimizer, **options: Any) -> OffloadedOptimizer:
     """Returns an optimizer that does what one of torch's does, in its place. They share their
-    groups, so that a schedule of the first one's changes rates of the other."""
+    groups and state, so that a schedule of the first one's changes rates of the other, and the
+    first saves and loads what the other has."""
     kind = _KINDS[type(client)]
     known = set(inspect.signature(OffloadedOptimizer).parameters) | set(
         inspect.signature(kind).parameters)
@@ -81,9 +86,21 @@ def offloaded(client: torch.optim.Optimizer, **options: Any) -> OffloadedOptimiz
 
     share(optimizer)
     optimizer.register_load_state_dict_post_hook(share)
+    for name in _FORWARDED:
+        setattr(client, name, functools.partial(_forward, weakref.ref(optimizer), name))
     client._opt_called = True  # schedules of torch's ask whether it makes steps
     client.register_step_pre_hook(_refuse_step)
     return optimizer
+
+
+def _forward(to: weakref.ref[OffloadedOptimizer], name: str, *arguments: Any,
+             **keywords: Any) -> Any:
+    optimizer = to()
+    if optimizer is None:
+        raise InvalidArgumentError(
+            f"{name}() of an optimizer whose place an offloaded one has taken, which is no more: "
+            "keep the engine, or make the optimizer again")
+    return getattr(optimizer, name)(*arguments, **keywords)
 
 
 def _refuse_step(client: torch.optim.Optimizer, *_: Any) -> None:
