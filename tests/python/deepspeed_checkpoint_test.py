@@ -1,8 +1,11 @@
 """Checkpoints that DeepSpeed itself has written go on as there."""
+import collections
 import os
 import pickle
+import struct
 import subprocess
 import sys
+import zipfile
 
 import pytest
 import torch
@@ -141,6 +144,229 @@ def test_a_file_that_would_run_code_or_is_absent_is_refused(written, monkeypatch
     finally:
         path.write_bytes(whole)
     assert engine.global_steps == 0
+
+
+# Files of DeepSpeed's layout that the test writes itself.
+
+ADAMW = {"exp_avg": 1.0, "exp_avg_sq": 2.0}
+
+
+def by_hand(folder, model, moments=ADAMW, *, ranks=1, updates=4, step=4, schedule=None,
+            dtype=torch.float32):
+    """Writes a checkpoint of ZeRO 1 with moments of these values; returns the flat masters."""
+    inside = folder / "global_step4"
+    inside.mkdir(parents=True, exist_ok=True)
+    (folder / "latest").write_text(inside.name)
+    shapes = collections.OrderedDict((n, p.shape) for n, p in model.named_parameters())
+    values = {name: value.to(dtype) for name, value in model.state_dict().items()}
+    torch.save({"module": values, "param_shapes": [shapes], "lr_scheduler": schedule,
+                "global_steps": updates, "skipped_steps": 0, "global_samples": 4 * updates,
+                "dp_world_size": ranks, "mp_world_size": 1, "epoch": torch.arange(3)},
+               inside / "mp_rank_00_model_states.pt")
+    flat = torch.cat([p.detach().flatten() for p in model.parameters()])
+    for rank, part in enumerate(flat.tensor_split(ranks)):
+        state = {key: part * factor for key, factor in moments.items()}
+        if step is not None:
+            state["step"] = step
+        torch.save({"optimizer_state_dict": {
+            "single_partition_of_fp32_groups": [part.clone()],
+            "base_optimizer_state": {"state": {0: state} if state else {},
+                                     "param_groups": [{"lr": 0.5}]}}},
+            inside / f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt")
+    return flat
+
+
+def engine_of(optimizer=None, model=None, **more):
+    return spillway.torch.initialize(
+        model=network() if model is None else model,
+        optimizer=optimizer or (lambda p: torch.optim.AdamW(p, lr=1e-2)),
+        **{"config": {"train_micro_batch_size_per_gpu": 4}, **more})[0]
+
+
+def other_network():
+    torch.manual_seed(5)
+    return torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Tanh(), torch.nn.Linear(32, 3))
+
+
+def is_untouched(engine):
+    return engine.global_steps == 0 and not engine.optimizer.has_state() and all(
+        torch.equal(a, b) for a, b in zip(engine.module.parameters(), network().parameters(),
+                                          strict=True))
+
+
+def text(words):
+    return pickle.BINUNICODE + struct.pack("<I", len(words)) + words.encode()
+
+
+FUNCTION, STORAGE = b"ctorch._utils\n_rebuild_tensor_v2\n", b"ctorch\nFloatStorage\n"
+STATE = b"}" + text("__defaults__") + b"}" + text("neg") + b"\x88s\x85s"
+TENSOR = FUNCTION + b"((" + text("storage") + STORAGE + text("0") + text("cpu") + (
+    b"K\x03tQK\x00K\x03\x85K\x01\x85\x89NtR")
+#: What a file could do to objects that it is given, in operations of pickle.
+HARM = {
+    "slots of a function": FUNCTION + b"N" + STATE + b"\x86b",
+    "attributes of a function": FUNCTION + STATE + b"b",
+    "slots of a class": b"cdeepspeed.runtime\nAny\nN" + STATE + b"\x86b",
+    "attributes of a class": b"ctorch\nSize\n" + STATE + b"b",
+    "attributes of a storage's type": STORAGE + STATE + b"b",
+    "attributes of a tensor": TENSOR + STATE + b"b",
+    "an item of a tensor": TENSOR + b"K\x00K\x05s",
+    "items of a tensor": TENSOR + b"(K\x00K\x05u",
+    "an item of a function": FUNCTION + text("a") + b"K\x05s",
+    "an element of a function": FUNCTION + b"K\x05a",
+    "elements of an object": b"cdeepspeed.runtime\nAny\n)R(K\x05e",
+    "a call of a storage's type": STORAGE + b")R",
+    "a call of a text": text("a") + b")R",
+    "an object of a storage's type": STORAGE + b")\x81",
+    "an instance": b"(iposix\ngetpid\n",
+    "an object": b"(cposix\ngetpid\no",
+    "an extension": b"\x82\x01",
+    "a name on the stack": text("posix") + text("getpid") + b"\x93",
+    "a part of a function": b"ctorch._utils\n_rebuild_tensor_v2.__globals__\n",
+    "an id that is a text": b"P0\n"}
+
+
+@pytest.mark.parametrize("name", HARM)
+def test_a_file_changes_nothing_of_the_process(name, tmp_path):
+    by_hand(tmp_path, other_network())
+    engine = engine_of()
+    path = tmp_path / "global_step4/zero_pp_rank_0_mp_rank_00_optim_states.pt"
+    torch.save({"a": torch.ones(3)}, path)
+    with zipfile.ZipFile(path) as archive:
+        whole = {each: archive.read(each) for each in archive.namelist()}
+    with zipfile.ZipFile(path, "w") as archive:
+        for each, data in whole.items():
+            archive.writestr(each, data if not each.endswith("data.pkl") else b"".join((
+                pickle.PROTO, b"\x02", HARM[name], b"0}", text("optimizer_state_dict"), b"}s.")))
+    function = torch._utils._rebuild_tensor_v2
+    before = function.__defaults__, dict(vars(function)), dict(vars(torch.Size))
+    try:
+        with pytest.raises(spillway.CorruptDataError, match="optim_states.pt .* has a"):
+            engine.load_checkpoint(tmp_path)
+        assert (function.__defaults__, vars(function), vars(torch.Size)) == before
+    finally:
+        function.__defaults__ = before[0]
+    assert is_untouched(engine)
+
+
+def test_damaged_and_foreign_files_are_refused_by_name(tmp_path):
+    engine = engine_of()
+    by_hand(tmp_path, other_network())
+    path = tmp_path / "global_step4/mp_rank_00_model_states.pt"
+    whole = path.read_bytes()
+    torch.jit.script(torch.nn.Linear(2, 2)).save(tmp_path / "program")
+    for data in (b"", b"PK", bytes(range(256)) * 40, whole[:-300], pickle.dumps({"a": 1}),
+                 (tmp_path / "program").read_bytes()):
+        path.write_bytes(data)
+        with pytest.raises(spillway.CorruptDataError, match=f"{path} is damaged.*another tag"):
+            engine.load_checkpoint(tmp_path)
+    torch.save([1, 2], path)
+    with pytest.raises(spillway.CorruptDataError, match=f"{path} is damaged.*a list without"):
+        engine.load_checkpoint(tmp_path)
+    path.write_bytes(whole)
+    torch.save({"optimizer_state_dict": {"single_partition_of_fp32_groups": 3,
+                                         "base_optimizer_state": {"state": {}}}},
+               path.with_name("zero_pp_rank_0_mp_rank_00_optim_states.pt"))
+    with pytest.raises(spillway.CorruptDataError, match="files of another layout"):
+        engine.load_checkpoint(tmp_path)
+    path.rename(path.with_name("zero_pp_rank_0_mp_rank_00_model_states.pt"))
+    with pytest.raises(spillway.NotSupportedError, match="is of ZeRO 3.*zero_to_fp32.py"):
+        engine.load_checkpoint(tmp_path)
+    assert is_untouched(engine)
+
+
+def test_a_schedule_without_a_saved_state_stays_and_that_of_another_is_refused(tmp_path):
+    def schedule(optimizer):
+        return torch.optim.lr_scheduler.StepLR(optimizer, 2)
+
+    by_hand(tmp_path, other_network(), schedule={"last_batch_iteration": 3})
+    engine = engine_of(lr_scheduler=schedule)
+    with pytest.raises(spillway.InvalidArgumentError, match=r"last_batch_iteration.*a StepLR has "
+                                                            r"not.*load_lr_scheduler_states"):
+        engine.load_checkpoint(tmp_path)
+    assert is_untouched(engine)
+    engine.load_checkpoint(tmp_path, load_lr_scheduler_states=False)
+    assert engine.global_steps == 4 and engine.lr_scheduler.last_epoch == 0
+    by_hand(tmp_path, other_network())
+    _, client_state = engine.load_checkpoint(tmp_path)
+    assert engine.global_steps == 4 and engine.lr_scheduler.last_epoch == 0
+    assert torch.equal(client_state["epoch"], torch.arange(3))
+    saved = schedule(torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1)).state_dict()
+    by_hand(tmp_path, other_network(), schedule=saved | {"last_epoch": 4, "verbose": False})
+    engine.load_checkpoint(tmp_path)
+    assert engine.lr_scheduler.last_epoch == 4
+
+
+def test_an_engine_whose_model_was_replaced_in_part_makes_no_step(tmp_path):
+    by_hand(tmp_path, torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Tanh(),
+                                          torch.nn.Linear(32, 3, bias=False)))
+    engine = engine_of()
+    with pytest.raises(RuntimeError, match=r"Missing key.*2\.bias"):
+        engine.load_checkpoint(tmp_path)
+    with pytest.raises(spillway.CorruptDataError, match=r"load_checkpoint\(\) was cut off"):
+        train(engine, [0])
+    engine.zero_grad()
+    by_hand(tmp_path, other_network())
+    engine.load_checkpoint(tmp_path)
+    train(engine, [0])
+    assert engine.global_steps == 5
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_state_is_cut_out_of_the_parts_of_ranks(ranks, tmp_path):
+    """bf16, so that masters are those of the files; parameters begin and end within parts."""
+    config = {"train_micro_batch_size_per_gpu": 4, "bf16": {"enabled": True}}
+    flat = by_hand(tmp_path, other_network(), ranks=ranks, dtype=torch.bfloat16)
+    engine = engine_of(config=config)
+    engine.load_checkpoint(tmp_path)
+    states = engine.optimizer.state_dict()["state"]
+    for key, factor in {"master": 1, **ADAMW}.items():
+        assert torch.equal(torch.cat([states[n][key].flatten() for n in range(4)]), flat * factor)
+    assert all(int(state["step"]) == 4 for state in states.values())
+
+
+def anonymous_bytes():
+    with open("/proc/self/status", encoding="ascii") as status:
+        return next(1024 * int(line.split()[1]) for line in status if line.startswith("RssAnon"))
+
+
+def test_state_stays_in_the_files_until_it_is_taken(tmp_path):
+    """16 MiB of masters and 32 MiB of moments in two parts, and a parameter that lies in one."""
+    from spillway.torch._engine_deepspeed import read_model, read_state
+
+    model = torch.nn.Sequential(torch.nn.Linear(1000, 2100), torch.nn.Linear(2100, 1000))
+    by_hand(tmp_path, model, ranks=2)
+    engine = engine_of(model=model)
+    folder = str(tmp_path / "global_step4")
+    before = anonymous_bytes()
+    saved, _ = read_model(folder)
+    state = read_state(folder, saved, engine.optimizer, dict(model.named_parameters()))
+    assert anonymous_bytes() - before < 6 << 20
+    assert len(state["state"]) == 4
+
+
+def test_moments_that_were_never_made_begin_and_those_without_steps_are_refused(tmp_path):
+    model = other_network()
+    by_hand(tmp_path, model, step=None)
+    with pytest.raises(spillway.InvalidArgumentError, match=r"no step, the number of its updates"):
+        (engine := engine_of()).load_checkpoint(tmp_path)
+    assert is_untouched(engine)
+    by_hand(tmp_path, model, {}, step=None)
+    with pytest.raises(spillway.InvalidArgumentError, match="has no exp_avg.*optimizer that has"):
+        engine.load_checkpoint(tmp_path)
+    by_hand(tmp_path, model, {}, updates=0, step=None)
+    engine.load_checkpoint(tmp_path)
+    assert engine.optimizer.state_dict()["state"] == {}
+    flat = by_hand(tmp_path, model, {}, step=None, dtype=torch.bfloat16)
+    engine = engine_of(lambda p: torch.optim.SGD(p, lr=0.1), config={
+        "train_micro_batch_size_per_gpu": 4, "bf16": {"enabled": True}})
+    engine.load_checkpoint(tmp_path)
+    states = engine.optimizer.state_dict()["state"]
+    assert engine.global_steps == 4
+    assert torch.equal(torch.cat([states[n]["master"].flatten() for n in range(4)]), flat)
+    by_hand(tmp_path, model)
+    with pytest.raises(spillway.InvalidArgumentError, match="has no momentum_buffer"):
+        engine.load_checkpoint(tmp_path)
 
 
 if __name__ == "__main__":

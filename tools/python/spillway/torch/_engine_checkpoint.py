@@ -159,24 +159,44 @@ def _load_other(engine: WithCheckpoints, folder: str, *, strict: bool, optimizer
         saved, client_state = read_model(folder)
         state = read_state(folder, saved, engine.optimizer, dict(
             engine.module.named_parameters())) if optimizer and not module_only else None
+        of_schedule = (_schedule_of(engine, folder, saved) if schedule and not module_only
+                       else None)
     with engine.together(LOADS_TAG, f"{name}: takes"):
         if not module_only:
             engine.zero_grad()
-        if load_model is not None:
-            load_model(src=saved["module"], dst=engine.module)
-        else:
-            engine.module.load_state_dict(saved["module"], strict=strict)
-        if state is not None:
-            engine.optimizer.load_state_dict(state)
+        with (engine.optimizer.replacing("load_checkpoint") if state is not None
+              else contextlib.nullcontext()):
+            if load_model is not None:
+                load_model(src=saved["module"], dst=engine.module)
+            else:
+                engine.module.load_state_dict(saved["module"], strict=strict)
+            if state is not None:
+                engine.optimizer.load_state_dict(state)
         if not module_only:
+            if of_schedule is not None:
+                engine.lr_scheduler.load_state_dict(of_schedule)
             counts = {key: saved[key] for key in ("global_steps", "skipped_steps",
                                                   "global_samples")}
-            if schedule and engine.lr_scheduler is not None:
-                updates = {"updates": counts["global_steps"] - counts["skipped_steps"]}
-                engine.lr_scheduler.load_state_dict(
-                    updates if hasattr(engine.lr_scheduler, "updates") else saved["lr_scheduler"])
             engine.take_counts(counts | {"scale": engine._configuration.scale_state})
     return client_state
+
+
+def _schedule_of(engine: WithCheckpoints, folder: str, saved: Mapping[str, Any]) -> Any:
+    """Returns the state of a checkpoint of DeepSpeed's for the engine's schedule, or None. Raises
+    for that of another schedule."""
+    mine, theirs = engine.lr_scheduler, saved["lr_scheduler"]
+    if hasattr(mine, "updates"):
+        return {"updates": saved["global_steps"] - saved["skipped_steps"]}
+    if mine is None or theirs is None:
+        return None
+    known = mine.state_dict().keys() | {"verbose"}  # of an older torch
+    others = sorted(key for key in theirs if key not in known and not key.startswith("_"))
+    if others:
+        raise InvalidArgumentError(
+            f"{folder} has the state of another schedule, with {', '.join(others)}, which a "
+            f"{type(mine).__name__} has not: give initialize the one that has saved, or pass "
+            "load_lr_scheduler_states=False")
+    return theirs
 
 
 class WithCheckpoints(torch.nn.Module):

@@ -211,7 +211,8 @@ class WithState(WithGroups):
         for before in self._optimizer_load_state_dict_pre_hooks.values():
             result = before(self, state_dict)
             state_dict = state_dict if result is None else result
-        if self._cut_off != "load_state_dict" and _LEFT_OUT not in state_dict:
+        if self._cut_off not in ("load_state_dict", "load_checkpoint") and (
+                _LEFT_OUT not in state_dict):
             self._check_whole()
         states, steps = self._checked(state_dict)
         self._load_groups({**state_dict, "state": {}})
