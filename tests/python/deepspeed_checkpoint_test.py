@@ -166,6 +166,8 @@ def by_hand(folder, model, moments=ADAMW, *, ranks=1, updates=4, step=4, schedul
     flat = torch.cat([p.detach().flatten() for p in model.parameters()])
     for rank, part in enumerate(flat.tensor_split(ranks)):
         state = {key: part * factor for key, factor in moments.items()}
+        if rank == ranks - 1:  # as DeepSpeed pads moments, and masters not
+            state = {key: torch.nn.functional.pad(each, (0, 1)) for key, each in state.items()}
         if step is not None:
             state["step"] = step
         torch.save({"optimizer_state_dict": {
