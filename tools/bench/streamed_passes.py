@@ -2,12 +2,12 @@
 
 usage: streamed_passes.py [--blocks N] [--parameters MIB] [--activations MIB] [--gbps RATE]
 
-The device is a part of host memory behind a link of RATE GB/s in each direction. Blocks do not
-compute: they sleep, as a CPU does while a GPU computes, and have no gradients. Each pass of a block
-takes as long as what it has to bring to the device, and the forward pass no less than what has to
-leave. Prints one JSON line: the seconds of a forward and a backward pass, of their compute and of
-the copies to the device, and the ratio to the longer; also with a wait for every copy of
-activations.
+The device is a part of host memory behind links of RATE GB/s in each direction, one for parameters
+and one for activations. Blocks do not compute: they sleep, as a CPU does while a GPU computes, and
+have no gradients. Each pass of a block takes as long as what it has to bring to the device, and the
+forward pass no less than what has to leave. Prints one JSON line: the seconds of a forward and a
+backward pass, of their compute and of the copies to the device, and the ratio to the longer; also
+with a wait for every copy of activations.
 """
 import argparse
 import json
