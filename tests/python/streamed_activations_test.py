@@ -281,6 +281,13 @@ def test_they_stay_where_torch_cannot_say_who_takes_them(monkeypatch):
     make(device="cpu")  # without
 
 
+def test_a_model_that_is_refused_stays_as_it_was():
+    model = BlockModel(Block, 3, 128)
+    with pytest.raises(spillway.InvalidArgumentError, match="no blocks were found"):
+        offload_model(model, "600KB", blocks=[], activation_memory="4MB")
+    assert "forward" not in vars(model)
+
+
 def test_says_when_they_do_not_fit():
     model, optimizer = make(activation_memory="100KB")
     with pytest.raises(spillway.DoesNotFitError, match="activation_memory is 100000"):

@@ -95,7 +95,7 @@ def _bytes(storage: torch.UntypedStorage, device: torch.device) -> torch.Tensor:
 
 
 class Activations:
-    """Takes what autograd saves in the forward passes of `model` to host memory, whole storages at
+    """Takes what autograd saves in the forward passes of a model to host memory, whole storages at
     once, and brings them back in the reverse order, ahead of the backward pass.
 
     Passes wait for no copy while `window` bytes or fewer are on their way in a direction: that is
@@ -104,7 +104,7 @@ class Activations:
     save, such as those of torch.utils.checkpoint within blocks.
     """
 
-    def __init__(self, model: torch.nn.Module, limit: int, window: int | None = None,
+    def __init__(self, limit: int, window: int | None = None,
                  host_link_gbps: float | None = None) -> None:
         self.memory: HostMemory = HostMemory(limit)
         self.device_bytes: int = 0  # that were brought back and are there
@@ -120,7 +120,6 @@ class Activations:
         self._coming: weakref.WeakSet[_Kept] = weakref.WeakSet()
         self._link = host_link_gbps
         self._lanes: dict[torch.device, Lanes] = {}
-        model.forward = self._watched(model, model.forward)
 
     def begin_block(self) -> None:
         self._saved_in_block = 0
@@ -128,10 +127,10 @@ class Activations:
     def end_block(self) -> None:
         self._saved_in_block = None
 
-    def _watched(self, model: torch.nn.Module,
-                 forward: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns the forward of the model with hooks around it, which end with it also where a
-        signal cuts it off."""
+    def watch(self, model: torch.nn.Module) -> None:
+        """Puts hooks around the forward passes of the model, which end with them also where a
+        signal cuts one off."""
+        forward: Callable[..., Any] = model.forward
 
         @functools.wraps(forward)
         def watched(*args: Any, **kwargs: Any) -> Any:
@@ -147,7 +146,7 @@ class Activations:
             finally:
                 self._depth -= 1
 
-        return watched
+        model.forward = watched
 
     def _renumber(self) -> None:
         alive = [kept for found in self._order if (kept := found()) is not None]

@@ -62,10 +62,11 @@ def offload_model(model: torch.nn.Module, device_memory: str | int,
     device = _checked(device)
     if host_link_gbps is not None:
         _check_link(host_link_gbps, device)
-    activations = _activations(model, activation_memory, activation_window, host_link_gbps)
-    streaming = Streaming(model, device_memory, found, activations, device)
-    streaming.host_link_gbps = host_link_gbps
+    activations = _activations(activation_memory, activation_window, host_link_gbps)
+    streaming = Streaming(model, device_memory, found, activations, device, host_link_gbps)
     model._spillway_streaming = streaming
+    if activations is not None:
+        activations.watch(model)
     streaming.move_buffers(model)
     return model
 
@@ -78,7 +79,7 @@ def _check_link(gigabytes_per_second: float, device: torch.device) -> None:
         raise InvalidArgumentError(f"host_link_gbps is {gigabytes_per_second}; it is above 0")
 
 
-def _activations(model: torch.nn.Module, memory: str | int | None, window: str | int | None,
+def _activations(memory: str | int | None, window: str | int | None,
                  host_link_gbps: float | None) -> Activations | None:
     if memory is None:
         if window is not None:
@@ -89,7 +90,7 @@ def _activations(model: torch.nn.Module, memory: str | int | None, window: str |
         raise NotSupportedError(
             f"activation_memory needs PyTorch 2.8, and this is {torch.__version__}: leave it out, "
             "and recompute blocks (torch.utils.checkpoint)")
-    return Activations(model, native.parse_bytes(str(memory)),
+    return Activations(native.parse_bytes(str(memory)),
                        None if window is None else native.parse_bytes(str(window)),
                        host_link_gbps)
 
@@ -139,10 +140,10 @@ class Streaming:
 
     def __init__(self, model: torch.nn.Module, device_memory: str | int,
                  blocks: list[torch.nn.Module], activations: Activations | None,
-                 device: torch.device) -> None:
+                 device: torch.device, host_link_gbps: float | None) -> None:
         self.device_memory: str = str(device_memory)
         self.device = device
-        self.host_link_gbps: float | None = None
+        self.host_link_gbps: float | None = host_link_gbps
         self.activations: Activations | None = activations
         self._names = {parameter: name for name, parameter in model.named_parameters()}
         self._parameters: list[list[torch.nn.Parameter]] = [[] for _ in blocks]
