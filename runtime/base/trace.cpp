@@ -41,6 +41,7 @@ std::string arguments_json(const TraceArguments& arguments) {
   if (arguments.block.has_value()) add("block", arguments.block->value());
   if (arguments.tile.has_value()) add("tile", arguments.tile->value());
   if (arguments.bytes.has_value()) add("bytes", arguments.bytes->value());
+  if (arguments.plan.has_value()) add("plan", *arguments.plan);
   return "{" + out + "}";
 }
 

@@ -26,6 +26,7 @@ struct TraceArguments {
   std::optional<BlockIndex> block = std::nullopt;
   std::optional<TileIndex> tile = std::nullopt;
   std::optional<Bytes> bytes = std::nullopt;
+  std::optional<std::uint64_t> plan = std::nullopt;  ///< which of the plans that were recorded
 };
 
 /// A range of time. `name` and `category` must outlive the trace: string literals, or names that

@@ -10,6 +10,8 @@
 #include "tools/cli/commands.hpp"
 #include "tools/cli/console.hpp"
 #include "tools/cli/grid_plan.hpp"
+#include "tools/cli/page_flag.hpp"
+#include "tools/cli/picture/plan_page.hpp"
 #include "tools/cli/plan_making.hpp"
 #include "tools/cli/plan_text.hpp"
 #include "tools/cli/train_flags.hpp"
@@ -27,6 +29,7 @@ struct PlanFlags {
   bool no_commits = false;
   bool explain = false;
   bool check = false;
+  PageFlag page;
 };
 
 /// Checks every list of operations that a run of the placement would use, by what the operations
@@ -66,6 +69,13 @@ nlohmann::ordered_json check_lists(const plan::Workload& workload,
   return {{"lists", lists.size()}, {"operations", ops}, {"dependencies", dependencies}};
 }
 
+std::string title_of(const PlanFlags& flags, const MadePlan& made) {
+  const std::filesystem::path& model =
+      flags.train.from.empty() ? flags.train.model : flags.train.from;
+  return fmt::format("Plan: {} on {}", model.filename().string(),
+                     made.machine ? made.machine->name : "this machine");
+}
+
 nlohmann::ordered_json run(const PlanFlags& flags, bool json) {
   config::TrainOptions options = flags.train.options();
   options.commits = !flags.no_commits;
@@ -88,6 +98,9 @@ nlohmann::ordered_json run(const PlanFlags& flags, bool json) {
   const MadePlan made = make_plan(request, note);
   nlohmann::ordered_json document = to_json(made, *config);
   if (flags.check) document["check"] = check_lists(made.plan.workload, made.plan.placement);
+  if (flags.page.wanted()) {
+    flags.page.write(title_of(flags, made), plan_page(made, request, document));
+  }
   if (!json) {
     answer("{}", to_text(made.view()));
     if (made.machine) answer("machine    {} ({})\n", made.machine->name, made.machine->basis);
@@ -149,6 +162,7 @@ void add_plan(Command app, Session& session) {
                    "The plan is for a run that never commits to disk, as those of `bench step`");
   command.add_flag("--explain", flags->explain, "The answer lists every operation of the step")
       .excludes(ranks_grids);
+  flags->page.add_to(command).excludes(ranks_grids);
   command
       .add_flag("--check", flags->check,
                 "The operations of a run are checked: no two race for a buffer, and each finds in "

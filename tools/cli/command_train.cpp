@@ -12,6 +12,7 @@
 #include "tools/cli/interrupts.hpp"
 #include "tools/cli/launch.hpp"
 #include "tools/cli/live_line.hpp"
+#include "tools/cli/picture/run_report.hpp"
 #include "tools/cli/plan_text.hpp"
 #include "tools/cli/report_text.hpp"
 #include "tools/cli/train_flags.hpp"
@@ -30,7 +31,8 @@ struct TrainCommandFlags {
 
 class Face final : public engine::TrainObserver {
  public:
-  Face(bool json, Interrupts& interrupts) : json_(json), interrupts_(interrupts) {}
+  Face(bool json, Interrupts& interrupts, std::filesystem::path run)
+      : json_(json), interrupts_(interrupts), run_(std::move(run)) {}
 
   void planned(const engine::TrainPlan& plan) override {
     const PlanView view{.plan = plan.plan, .shares = plan.shares};
@@ -39,6 +41,7 @@ class Face final : public engine::TrainObserver {
                                          plan.plan.options.commit_every);
     json_ ? tell_text(text) : answer_text(text);
     flush_answers();
+    keep_plan(run_, plan, [this](const std::string& note) { live_.note(note); });
     if (plan.first_step > 1) live_.note(fmt::format("resumed after step {}", plan.first_step - 1));
     live_.start(plan);
     steps_ = plan.steps;
@@ -71,6 +74,7 @@ class Face final : public engine::TrainObserver {
 
   bool json_;
   Interrupts& interrupts_;
+  std::filesystem::path run_;
   std::uint64_t steps_ = 0;
   LiveLine live_;
   ordered_json document_;
@@ -132,7 +136,7 @@ ordered_json train(const engine::TrainRequest& request, bool json) {
     static_cast<void>(engine::train(request, silent, interrupts.count()));
     return {};
   }
-  Face face(json, interrupts);
+  Face face(json, interrupts, request.run);
   const engine::TrainReport report = engine::train(request, face, interrupts.count());
   face.finish();
   if (!json) answer("{}", to_text(report));

@@ -25,6 +25,7 @@ Command add_command(Command app, Session& session, const std::string& name,
 void add_data(Command app, Session& session);
 void add_plan(Command app, Session& session);
 void add_train(Command app, Session& session);
+void add_report(Command app, Session& session);
 void add_eval(Command app, Session& session);
 void add_generate(Command app, Session& session);
 void add_export(Command app, Session& session);

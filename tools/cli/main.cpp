@@ -175,6 +175,7 @@ int run_program(int argc, char** argv) {
   add_data(program, session);
   add_plan(program, session);
   add_train(program, session);
+  add_report(program, session);
   add_eval(program, session);
   add_generate(program, session);
   add_export(program, session);

@@ -76,14 +76,15 @@ void StepTrace::record(const plan::Op& op, std::chrono::nanoseconds duration) {
 
 void StepTrace::record(const plan::Op& op, std::chrono::nanoseconds start,
                        std::chrono::nanoseconds duration) {
-  trace_.record(
-      {.lane = lanes_[static_cast<std::size_t>(op.lane)],
-       .name = plan::name_of(op),
-       .category = plan::name_of(op.lane),
-       .start = start,
-       .duration = duration,
-       .arguments = {
-           .block = BlockIndex{op.block}, .tile = TileIndex{op.tile}, .bytes = op.bytes}});
+  trace_.record({.lane = lanes_[static_cast<std::size_t>(op.lane)],
+                 .name = plan::name_of(op),
+                 .category = plan::name_of(op.lane),
+                 .start = start,
+                 .duration = duration,
+                 .arguments = {.block = BlockIndex{op.block},
+                               .tile = TileIndex{op.tile},
+                               .bytes = op.bytes,
+                               .plan = plans_}});
 }
 
 void StepTrace::write(const std::filesystem::path& path) const {

@@ -271,7 +271,8 @@ void RunClaim::remove_uncommitted_run() {
   }
   remove_file(run_.manifest());
   synchronize_directory(run_.root());
-  for (const fs::path& path : {run_.config(), run_.metrics(), run_.trace(), run_.notes()}) {
+  for (const fs::path& path :
+       {run_.config(), run_.metrics(), run_.plan(), run_.trace(), run_.notes()}) {
     remove_file(path);
   }
   fs::remove_all(run_.checkpoints());

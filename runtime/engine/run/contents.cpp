@@ -33,8 +33,9 @@ bool is_sealed(const fs::path& path) {
 /// Whether this is a name that AtomicFile gives a file of a run before it renames it, or that of
 /// the ranks' secret, which is removed once they have met.
 bool is_temporary(const std::string& name) {
-  static constexpr std::array<std::string_view, 5> kPrefixes{
-      ".config.json.", ".manifest.json.", ".metrics.jsonl.", ".trace.json.", ".run."};
+  static constexpr std::array<std::string_view, 6> kPrefixes{".config.json.",   ".manifest.json.",
+                                                             ".metrics.jsonl.", ".plan.json.",
+                                                             ".trace.json.",    ".run."};
   const auto begins = [&](std::string_view prefix) { return name.starts_with(prefix); };
   return name == comm::kJobSecretFile ||
          (name.ends_with(".tmp") && std::ranges::any_of(kPrefixes, begins));

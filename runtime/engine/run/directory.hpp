@@ -73,6 +73,8 @@ class RunDirectory {
   [[nodiscard]] std::filesystem::path config() const { return root_ / "config.json"; }
   [[nodiscard]] std::filesystem::path manifest() const { return root_ / "manifest.json"; }
   [[nodiscard]] std::filesystem::path metrics() const { return root_ / "metrics.jsonl"; }
+  /// Returns what was planned when the run was last started, for `spillway report`.
+  [[nodiscard]] std::filesystem::path plan() const { return root_ / "plan.json"; }
   [[nodiscard]] std::filesystem::path trace() const { return root_ / "trace.json"; }
   /// Returns what a rank that shows nothing has noted.
   [[nodiscard]] std::filesystem::path notes() const { return root_ / "notes.log"; }

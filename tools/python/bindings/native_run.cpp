@@ -18,6 +18,7 @@
 #include "runtime/engine/train_loop.hpp"
 #include "tools/cli/exporting.hpp"
 #include "tools/cli/hub.hpp"
+#include "tools/cli/picture/run_report.hpp"
 #include "tools/cli/plan_making.hpp"
 #include "tools/cli/plan_text.hpp"
 #include "tools/cli/report_text.hpp"
@@ -105,13 +106,15 @@ std::pair<std::string, std::string> plan(const Ask& ask, const nb::callable& not
 /// step, with its state saved.
 class Watcher final : public engine::TrainObserver {
  public:
-  explicit Watcher(nb::object watcher) : watcher_(std::move(watcher)) {}
+  Watcher(nb::object watcher, std::filesystem::path run)
+      : watcher_(std::move(watcher)), run_(std::move(run)) {}
 
   void planned(const engine::TrainPlan& plan) override {
     const cli::PlanView view{.plan = plan.plan};
     const std::string text = fmt::format("{}commits    every {} step(s)\n", cli::to_text(view),
                                          plan.plan.options.commit_every);
     call("planned", cli::to_json(view).dump(), text, plan.first_step, plan.steps);
+    cli::keep_plan(run_, plan, [this](const std::string& note) { noted(note); });
   }
 
   void stepped(const engine::StepResult& result, const engine::StepUse&) override {
@@ -151,6 +154,7 @@ class Watcher final : public engine::TrainObserver {
   }
 
   nb::object watcher_;
+  std::filesystem::path run_;
   std::optional<nb::python_error> failure_;
   std::atomic<int> interrupt_{0};
 };
@@ -171,7 +175,7 @@ void check_alone() {
 
 /// Returns the report as a document and as text, and what ended the run early, or None.
 nb::tuple train(const Ask& ask, nb::object watcher) {
-  Watcher face(std::move(watcher));
+  Watcher face(std::move(watcher), ask.run);
   std::string document;
   std::string text;
   {

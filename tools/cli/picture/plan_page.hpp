@@ -1,0 +1,15 @@
+// What the page of a plan shows beside the plan itself.
+#pragma once
+
+#include <nlohmann/json_fwd.hpp>
+
+#include "tools/cli/plan_making.hpp"
+
+namespace spillway::cli {
+
+/// Returns `plan` (the document of `to_json`) and its `picture`. On a described machine the picture
+/// also has the step with twice the memory of each kind, planned anew.
+[[nodiscard]] nlohmann::ordered_json plan_page(const MadePlan& made, const PlanRequest& request,
+                                               nlohmann::ordered_json plan);
+
+}  // namespace spillway::cli
