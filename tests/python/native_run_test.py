@@ -1,5 +1,6 @@
 """The native engine from Python, beside the program: the same plans, the same bits, errors that
 carry what the program says, and runs that end after a step and go on."""
+import html
 import json
 import multiprocessing
 import os
@@ -82,7 +83,10 @@ def test_plan_is_that_of_the_program(tmp_path):
                        "--device-memory", "24GiB")
     assert text.startswith(repr(plan))
     assert plan.tokens_per_second == pytest.approx(plan.speed["tokens_per_second"])
-    assert "<td>optimizer state</td>" in plan._repr_html_()
+    run_program("plan", config, "--model", "llama-2-7b", "--machine", machine,
+                "--device-memory", "24GiB", "--html", tmp_path / "plan.html")
+    assert plan.html() == (tmp_path / "plan.html").read_text()
+    assert html.escape(plan.html()) in plan._repr_html_()
 
 
 def test_a_step_has_its_line_though_its_checkpoint_cannot_be_looked_at(tmp_path, data):
@@ -112,7 +116,8 @@ def test_training_has_the_bits_of_the_program(tmp_path, data):
     assert report.loss == report.history[-1].loss
     assert report.plan.parameters > 0
     assert "trained    5 step(s) to step 5" in repr(report)
-    assert "tokens_per_second" in report._repr_html_()
+    run_program("report", tmp_path / "ours", "--html", tmp_path / "report.html")
+    assert report.html() == report.plan.html() == (tmp_path / "report.html").read_text()
 
 
 def test_an_export_has_the_bytes_of_the_programs(tmp_path, data):

@@ -1,8 +1,8 @@
 """`plan --html`, `report` and `report --html`: what they say of a run, and the page in a browser.
 usage: pages_test.py PROGRAM"""
-import json
 import re
 import shutil
+import signal
 import subprocess
 
 from program_test_case import MACHINES, SECONDS, ProgramTestCase, main
@@ -107,13 +107,24 @@ class Pages(ProgramTestCase):
         self.assertIn("nowhere", self.refused("report", "run", "--html", "nowhere/page.html",
                                               code=1))
 
-    def test_a_new_run_in_its_place_takes_the_plan_away(self):
+    def test_a_plan_that_cannot_be_kept_ends_no_run(self):
+        child = self.start(*self.train("run", 100000), stderr=subprocess.PIPE)
+        self.wait_for_steps(child, "run", 2)
+        child.send_signal(signal.SIGINT)
+        child.communicate(timeout=SECONDS)
+        plan = self.folder / "run" / "plan.json"
+        plan.unlink()
+        plan.mkdir()  # a file cannot take its place
+        done = self.succeed(*self.train("run", len(self.metrics("run")) + 2, "--resume"))
+        self.assertIn("the plan is not kept", done.stderr)
+
+    def test_each_start_keeps_its_own_plan(self):
         self.train_run()
-        before = json.loads((self.folder / "run" / "plan.json").read_text())
-        self.configure({"train_micro_batch_size_per_gpu": 2})
-        self.succeed(*self.train("other", 2))
-        after = json.loads((self.folder / "other" / "plan.json").read_text())
-        self.assertNotEqual(before["plan"]["tokens_per_step"], after["plan"]["tokens_per_step"])
+        before = self.document("report", "run")["plan"]
+        self.succeed(*self.train("run", 10, "--resume", "--device-memory", "3MiB"))
+        after = self.document("report", "run")["plan"]
+        self.assertNotEqual(before["memory"]["device"]["budget"],
+                            after["memory"]["device"]["budget"])
 
 
 if __name__ == "__main__":

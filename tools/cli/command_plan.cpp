@@ -69,13 +69,6 @@ nlohmann::ordered_json check_lists(const plan::Workload& workload,
   return {{"lists", lists.size()}, {"operations", ops}, {"dependencies", dependencies}};
 }
 
-std::string title_of(const PlanFlags& flags, const MadePlan& made) {
-  const std::filesystem::path& model =
-      flags.train.from.empty() ? flags.train.model : flags.train.from;
-  return fmt::format("Plan: {} on {}", model.filename().string(),
-                     made.machine ? made.machine->name : "this machine");
-}
-
 nlohmann::ordered_json run(const PlanFlags& flags, bool json) {
   config::TrainOptions options = flags.train.options();
   options.commits = !flags.no_commits;
@@ -99,7 +92,9 @@ nlohmann::ordered_json run(const PlanFlags& flags, bool json) {
   nlohmann::ordered_json document = to_json(made, *config);
   if (flags.check) document["check"] = check_lists(made.plan.workload, made.plan.placement);
   if (flags.page.wanted()) {
-    flags.page.write(title_of(flags, made), plan_page(made, request, document));
+    const std::filesystem::path& model =
+        flags.train.from.empty() ? flags.train.model : flags.train.from;
+    flags.page.write(plan_title(made, model), plan_page(made, request, document));
   }
   if (!json) {
     answer("{}", to_text(made.view()));

@@ -1,5 +1,3 @@
-#include <fmt/format.h>
-
 #include <memory>
 
 #include "tools/cli/commands.hpp"
@@ -18,7 +16,7 @@ struct ReportFlags {
 nlohmann::ordered_json run(const ReportFlags& flags, bool json) {
   nlohmann::ordered_json report = run_report(flags.run);
   if (!json) answer("{}", run_report_text(report));
-  flags.page.write(fmt::format("{}: what was planned and measured", flags.run.string()), report);
+  flags.page.write(run_report_title(flags.run), report);
   return report;
 }
 

@@ -1,5 +1,7 @@
 #include "tools/cli/picture/plan_page.hpp"
 
+#include <fmt/format.h>
+
 #include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
@@ -33,6 +35,11 @@ ordered_json plan_page(const MadePlan& made, const PlanRequest& request, ordered
         "host memory", request, &config::TrainOptions::host_memory, made.plan.budgets.host * 2));
   }
   return {{"plan", std::move(plan)}, {"picture", std::move(picture)}};
+}
+
+std::string plan_title(const MadePlan& made, const std::filesystem::path& model) {
+  return fmt::format("Plan: {} on {}", model.filename().string(),
+                     made.machine ? made.machine->name : "this machine");
 }
 
 }  // namespace spillway::cli

@@ -192,6 +192,10 @@ ordered_json run_report(const fs::path& path) {
   return report;
 }
 
+std::string run_report_title(const fs::path& run) {
+  return fmt::format("{}: what was planned and measured", run.string());
+}
+
 std::string run_report_text(const ordered_json& report) {
   const ordered_json& run = report["run"];
   std::string text =

@@ -24,5 +24,7 @@ void keep_plan(const std::filesystem::path& run, const engine::TrainPlan& plan,
 /// `Error{corrupt_data}` for a damaged plan or trace.
 [[nodiscard]] nlohmann::ordered_json run_report(const std::filesystem::path& run);
 [[nodiscard]] std::string run_report_text(const nlohmann::ordered_json& report);
+/// Returns the title of the report's page.
+[[nodiscard]] std::string run_report_title(const std::filesystem::path& run);
 
 }  // namespace spillway::cli

@@ -18,6 +18,8 @@
 #include "runtime/engine/train_loop.hpp"
 #include "tools/cli/exporting.hpp"
 #include "tools/cli/hub.hpp"
+#include "tools/cli/picture/page.hpp"
+#include "tools/cli/picture/plan_page.hpp"
 #include "tools/cli/picture/run_report.hpp"
 #include "tools/cli/plan_making.hpp"
 #include "tools/cli/plan_text.hpp"
@@ -50,6 +52,7 @@ struct Ask {
   [[nodiscard]] config::TrainOptions options(const cli::Note& note) const;
   [[nodiscard]] std::optional<std::filesystem::path> start() const;
   [[nodiscard]] std::optional<model::ModelConfig> architecture() const;
+  [[nodiscard]] cli::PlanRequest plan_request(const cli::Note& note) const;
 };
 
 config::TrainOptions Ask::options(const cli::Note& note) const {
@@ -86,20 +89,42 @@ cli::Note locking(const nb::callable& note) {
   };
 }
 
+/// Returns what is to be planned. The interpreter's lock is not held.
+cli::PlanRequest Ask::plan_request(const cli::Note& note) const {
+  const auto shape = architecture();
+  check(shape.has_value(), ErrorCode::invalid_argument,
+        "no model: give model= (an architecture) or checkpoint= (a directory of Hugging Face)");
+  return {.options = options(note),
+          .model = *shape,
+          .run = run,
+          .profile = cli::default_profile(),
+          .machine = machine};
+}
+
 /// Returns the plan as a document and as a table.
 std::pair<std::string, std::string> plan(const Ask& ask, const nb::callable& note) {
   const Unlocked unlocked;
   const cli::Note told = locking(note);
-  const auto model = ask.architecture();
-  check(model.has_value(), ErrorCode::invalid_argument,
-        "no model: give model= (an architecture) or checkpoint= (a directory of Hugging Face)");
-  const cli::MadePlan made = cli::make_plan({.options = ask.options(told),
-                                             .model = *model,
-                                             .run = ask.run,
-                                             .profile = cli::default_profile(),
-                                             .machine = ask.machine},
-                                            told);
-  return {cli::to_json(made, *model).dump(), cli::to_text(made.view())};
+  const cli::PlanRequest request = ask.plan_request(told);
+  const cli::MadePlan made = cli::make_plan(request, told);
+  return {cli::to_json(made, request.model).dump(), cli::to_text(made.view())};
+}
+
+/// Returns the plan as a page.
+std::string plan_page(const Ask& ask, const nb::callable& note) {
+  const Unlocked unlocked;
+  const cli::Note told = locking(note);
+  const cli::PlanRequest request = ask.plan_request(told);
+  const cli::MadePlan made = cli::make_plan(request, told);
+  const std::string& model = ask.checkpoint.empty() ? ask.model : ask.checkpoint;
+  return cli::html_page(cli::plan_title(made, model),
+                        cli::plan_page(made, request, cli::to_json(made, request.model)));
+}
+
+/// Returns the page of a run.
+std::string report_page(const std::string& run) {
+  const Unlocked unlocked;
+  return cli::html_page(cli::run_report_title(run), cli::run_report(run));
 }
 
 /// Passes what happens to an object of Python. What that raises, and Ctrl-C, ends the run after the
@@ -239,6 +264,14 @@ void add_native_run(nb::module_& module) {
       nb::sig(
           "def plan(ask: Ask, note: collections.abc.Callable[[str], object]) -> tuple[str, str]"),
       "Returns the plan as JSON and as a table; note is called with lines for the user.");
+  module.def(
+      "plan_page", &plan_page, nb::arg("ask"), nb::arg("note"),
+      nb::sig("def plan_page(ask: Ask, note: collections.abc.Callable[[str], object]) -> str"),
+      "Returns the plan as an HTML page that needs no other file.");
+  module.def("report_page", &report_page, nb::arg("run"),
+             nb::sig("def report_page(run: str) -> str"),
+             "Returns what a run was planned to be and was, as an HTML page that needs no other "
+             "file.");
   module.def("train", &train, nb::arg("ask"), nb::arg("watcher"),
              nb::sig("def train(ask: Ask, watcher: object) -> "
                      "tuple[str, str, BaseException | None]"),

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import html
 import json
+from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 
@@ -26,20 +27,12 @@ class Export(NamedTuple):
     dtype: str           #: of the weights: fp32, bf16 or fp16
 
 
-_Document = TypeVar("_Document", bound="Document")
-
-
 class Document:
     """A document with a text. Entries are read as attributes or with []."""
 
     def __init__(self, document: dict[str, Any], text: str) -> None:
         self.document = document
         self.text = text
-
-    @classmethod
-    def from_json(cls: type[_Document], document: str, text: str) -> _Document:
-        """Returns the object of a JSON text."""
-        return cls(json.loads(document), text)
 
     def __getitem__(self, key: str) -> Any:
         return self.document[key]
@@ -58,9 +51,29 @@ class Document:
         return self.text.rstrip("\n")
 
 
-def _rows(rows: list[tuple[str, ...]]) -> str:
-    cells = ("".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in rows)
-    return "".join(f"<tr>{row}</tr>" for row in cells)
+_Shown = TypeVar("_Shown", bound="_WithPage")
+
+
+class _WithPage(Document):
+    """A document with a page, which is made when it is asked for."""
+
+    _page: Callable[[], str]
+
+    @classmethod
+    def from_json(cls: type[_Shown], document: str, text: str, page: Callable[[], str]) -> _Shown:
+        """Returns the object of a JSON text."""
+        made = cls(json.loads(document), text)
+        made._page = page
+        return made
+
+    def html(self) -> str:
+        """Returns a page with charts that needs no other file, as `spillway plan --html` and
+        `spillway report --html` write it. Notebooks show it."""
+        return self._page()
+
+    def _repr_html_(self) -> str:
+        return (f'<iframe srcdoc="{html.escape(self.html())}" style="width: 100%; height: 900px; '
+                'border: 0"></iframe>')
 
 
 def size_text(count: float) -> str:
@@ -72,7 +85,7 @@ def size_text(count: float) -> str:
     return f"{count:.2f} TiB"
 
 
-class Plan(Document):
+class Plan(_WithPage):
     """Where everything of a training step lives, and how long a step is expected to take.
 
     `step_seconds` is the predicted time of a step, `tokens_per_step` its targets, `memory` holds
@@ -86,21 +99,8 @@ class Plan(Document):
         """The predicted rate."""
         return self["tokens_per_step"] / self["step_seconds"]
 
-    def _repr_html_(self) -> str:
-        memory = [(tier, item, size_text(count)) for tier, entry in self["memory"].items()
-                  for item, count in entry.get("items", {}).items()]
-        lanes = [(lane, f"{use['busy_seconds']:.4f} s", f"{use['exposed_seconds']:.4f} s")
-                 for lane, use in self["lanes"].items() if use["busy_seconds"] > 0]
-        return (f"<p>{self['parameters'] / 1e6:.2f} M parameters, {self['step_seconds']:.4f} s a "
-                f"step, {self.tokens_per_second:.0f} tokens/s, bounded by "
-                f"{html.escape(self['bounding_lane'])}</p>"
-                f"<table><thead><tr><th>tier</th><th>what</th><th>size</th></tr></thead>"
-                f"<tbody>{_rows(memory)}</tbody></table>"
-                f"<table><thead><tr><th>lane</th><th>busy</th><th>exposed</th></tr></thead>"
-                f"<tbody>{_rows(lanes)}</tbody></table>")
 
-
-class Report(Document):
+class Report(_WithPage):
     """A training run in numbers.
 
     `steps` were done by this call, up to `last_step`; `loss` is that of the last step and
@@ -112,7 +112,3 @@ class Report(Document):
 
     plan: Plan
     history: list[Step]
-
-    def _repr_html_(self) -> str:
-        rows = [(key, str(value)) for key, value in self.document.items()]
-        return f"<table><tbody>{_rows(rows)}</tbody></table>"

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import pathlib
 import tempfile
@@ -53,7 +54,7 @@ def _model_file(model: Any) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _ask(config: Path | Mapping[str, Any], model: Any, layers: int, checkpoint: Path | None,
-         options: Mapping[str, Any]) -> Iterator[Any]:
+         options: Mapping[str, Any], run: Path, machine: Path | None = None) -> Iterator[Any]:
     if model is not None and checkpoint is not None:
         raise InvalidArgumentError("model excludes checkpoint, which has an architecture of its "
                                    f"own: leave one out; checkpoint is {checkpoint}")
@@ -62,6 +63,8 @@ def _ask(config: Path | Mapping[str, Any], model: Any, layers: int, checkpoint: 
     ask.settings = _settings(options)
     ask.layers = layers
     ask.checkpoint = name_or_path(checkpoint, "checkpoint")
+    ask.run = path_of(run, "run")
+    ask.machine = "" if machine is None else path_of(machine, "machine")
     with _model_file(model) as path:
         ask.model = path
         yield ask
@@ -86,24 +89,28 @@ def plan(config: Path | Mapping[str, Any], *, model: Any = None, layers: int = 0
 
     Raises `DoesNotFitError`, which names the tier, the bytes and what would make it fit.
     """
-    with _ask(config, model, layers, checkpoint, options) as ask:
-        ask.run = path_of(run, "run")
-        ask.machine = "" if machine is None else path_of(machine, "machine")
-        return Plan.from_json(*native.plan(ask, _warn))
+    def page() -> str:
+        with _ask(config, model, layers, checkpoint, options, run, machine) as ask:
+            return native.plan_page(ask, lambda text: None)
+
+    with _ask(config, model, layers, checkpoint, options, run, machine) as ask:
+        return Plan.from_json(*native.plan(ask, _warn), page)
 
 
 class _Watcher:
     """Hears of the steps of a run: keeps them, and shows a bar where tqdm is installed."""
 
-    def __init__(self, progress: bool, on_step: Callable[[Step], Any] | None) -> None:
+    def __init__(self, progress: bool, on_step: Callable[[Step], Any] | None,
+                 page: Callable[[], str]) -> None:
         self.progress = progress
+        self.page = page
         self.on_step = on_step
         self.plan: Plan | None = None
         self.history: list[Step] = []
         self.bar: Any = None
 
     def planned(self, document: str, text: str, first_step: int, steps: int) -> None:
-        self.plan = Plan.from_json(document, text)
+        self.plan = Plan.from_json(document, text, self.page)
         if not self.progress:
             return
         try:
@@ -155,14 +162,15 @@ def train(config: Path | Mapping[str, Any], *, data: Path, run: Path, model: Any
     the report. So does whatever `on_step` raises, which is raised again. Other threads of the
     interpreter go on meanwhile.
     """
-    watcher = _Watcher(progress, on_step)
+    page = functools.partial(native.report_page, path_of(run, "run"))
+    watcher = _Watcher(progress, on_step, page)
     try:
-        with _ask(config, model, layers, checkpoint, options) as ask:
-            ask.data, ask.run, ask.resume = path_of(data, "data"), path_of(run, "run"), resume
+        with _ask(config, model, layers, checkpoint, options, run) as ask:
+            ask.data, ask.resume = path_of(data, "data"), resume
             document, text, raised = native.train(ask, watcher)
     finally:
         watcher.close()
-    report = Report.from_json(document, text)
+    report = Report.from_json(document, text, page)
     report.plan, report.history = watcher.plan, watcher.history
     if isinstance(raised, KeyboardInterrupt):
         raise Interrupted(report) from raised
