@@ -97,7 +97,7 @@ void RunClaim::refuse_rank_beyond() const {
 RunClaim::~RunClaim() {
   if (!begun_ || kept_) return;
   // The manifest goes first: without it nothing else here is taken for a run.
-  for (const fs::path& path : {run_.manifest(), run_.config(), run_.metrics()}) {
+  for (const fs::path& path : {run_.manifest(), run_.config(), run_.metrics(), run_.plan()}) {
     std::error_code failed;
     fs::remove(path, failed);
     if (failed) log_warning("remove {}: {}", path.string(), failed.message());
