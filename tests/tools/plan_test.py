@@ -32,6 +32,26 @@ class OfAnotherMachine(ProgramTestCase):
         return ["plan", "large.json", "--model", "llama-3-8b", "--profile", "",
                 *(["--machine", MACHINES / machine] if machine else [])]
 
+    def test_says_which_rounds_would_be_faster(self):
+        def planned(rounds, *more):
+            return self.document(
+                *self.arguments("h100.json", {"gradient_accumulation_steps": 16},
+                                {"rounds": rounds}), "--layers", 4, *more)
+
+        small = ("--device-memory", "16GB")
+        seconds = {rounds: planned(rounds, *small)["step_seconds"] for rounds in (1, 2, 4, 8, 16)}
+        best = min(seconds, key=seconds.get)
+        self.assertNotEqual(best, 1)
+        self.assertEqual(planned(1, *small)["faster_rounds"],
+                         {"rounds": best, "step_seconds": seconds[best]})
+        said = f"rounds     spillway.rounds {best}: {100 * (seconds[1] / seconds[best] - 1):.0f} %"
+        self.assertIn(said, self.succeed(
+            *self.arguments("h100.json", {"gradient_accumulation_steps": 16}, {}),
+            "--layers", 4, *small).stdout)
+        self.assertNotIn("faster_rounds", planned(best, *small))
+        # With room for everything, one pass is best.
+        self.assertNotIn("faster_rounds", planned(1))
+
     def test_measures_nothing(self):
         plan = [*self.arguments("h100.json", {"gradient_accumulation_steps": 68},
                                 {"context": 8192, "rounds": 68}), "--no-commits", "--json"]

@@ -117,7 +117,7 @@ engine::Planned plan_busiest_stage(const PlanRequest& request, config::TrainOpti
 
 }  // namespace
 
-PlanView MadePlan::view() const { return {.plan = plan, .cuts = cuts}; }
+PlanView MadePlan::view() const { return {.plan = plan, .cuts = cuts, .faster = faster}; }
 
 MadePlan make_plan(const PlanRequest& request, const Note& note) {
   const model::ModelConfig& config = request.model;
@@ -152,6 +152,7 @@ MadePlan make_plan(const PlanRequest& request, const Note& note) {
   made.cuts = plan::report_cuts(
       made.plan.workload, made.plan.budgets, engine::placement_request(made.plan.options),
       made.plan.profile, {.placement = made.plan.placement, .prediction = made.plan.prediction});
+  made.faster = faster_rounds(made.plan, config);
   return made;
 }
 

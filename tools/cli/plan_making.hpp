@@ -33,6 +33,7 @@ struct MadePlan {
   std::optional<bench::MachineDescription> machine;
   engine::Planned plan;
   std::vector<plan::CutReport> cuts{};
+  std::optional<FasterRounds> faster{};
 
   /// Returns what is shown of this; it must not outlive this.
   [[nodiscard]] PlanView view() const;

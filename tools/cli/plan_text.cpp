@@ -251,6 +251,13 @@ std::string to_text(const PlanView& view) {
   fmt::format_to(out, "predicted  {:.4f} s a step, {}, bounded by {}\n", seconds,
                  shown_rate(static_cast<double>(plan::tokens_of_step(w)) / seconds),
                  shown_name(view.plan.prediction.bounding, view.plan.device()));
+  if (view.faster) {
+    fmt::format_to(out,
+                   "rounds     spillway.rounds {}: {:.0f} % faster, {:.4f} s a step (gradients are "
+                   "rounded once a round)\n",
+                   view.faster->rounds, 100 * (seconds / view.faster->step_seconds - 1),
+                   view.faster->step_seconds);
+  }
   return text;
 }
 
@@ -302,6 +309,10 @@ nlohmann::ordered_json to_json(const PlanView& view) {
         {"busy_seconds", use.busy}, {"exposed_seconds", use.exposed}};
   }
   document["step_seconds"] = view.plan.prediction.step_seconds;
+  if (view.faster) {
+    document["faster_rounds"] = {{"rounds", view.faster->rounds},
+                                 {"step_seconds", view.faster->step_seconds}};
+  }
   document["bounding_lane"] = plan::name_of(view.plan.prediction.bounding);
   document["profile"] = {{"gpu_flops", view.plan.profile.gpu_flops},
                          {"h2d", view.plan.profile.h2d},

@@ -10,6 +10,7 @@
 #include "runtime/engine/prepare/planned.hpp"
 #include "runtime/engine/ranks/shown_share.hpp"
 #include "runtime/plan/search/cut_report.hpp"
+#include "tools/cli/faster_rounds.hpp"
 
 namespace spillway::cli {
 
@@ -17,6 +18,7 @@ struct PlanView {
   const engine::Planned& plan;
   std::vector<plan::CutReport> cuts{};       ///< empty in a run, which looks for no other cut
   std::vector<engine::ShownShare> shares{};  ///< of the ranks of a run
+  std::optional<FasterRounds> faster{};
 };
 
 /// Returns the lane as people know it: what computes is no GPU where FWD-BWD runs on the host.

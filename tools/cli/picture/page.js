@@ -234,7 +234,9 @@ function memory() {
 function choices() {
   const cuts = shown.plan?.cuts ?? [];
   if (!cuts.length) return;
-  section('What was chosen, and the next best');
+  const faster = shown.plan.faster_rounds;
+  section('What was chosen, and the next best', !faster ? '' : `With spillway.rounds ${faster.rounds} `
+    + `a step would take ${seconds(faster.step_seconds)}; gradients are rounded once a round.`);
   const words = cut => `parameters ${cut.parameters}, gradients ${cut.gradients}, state ${cut.state}, `
     + `activations ${cut.saved}, output ${cut.output}`;
   table(['blocks', {text: 'chosen', style: 'words'}, {text: 'next best', style: 'words'}, 'costs'],
