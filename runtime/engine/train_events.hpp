@@ -22,6 +22,8 @@ struct TrainPlan {
   /// Algorithms of matrix products that the run took from the machine profile.
   std::size_t measured_products = 0;
   std::vector<ShownShare> shares{};  ///< by rank; none for one rank, which has the whole machine
+  std::string device_name{};         ///< "host", or the GPU as its driver names it
+  double flops_per_token = 0;        ///< of forward and backward, nothing recomputed
 };
 
 /// Receives everything that happens, on the control thread, between steps.

@@ -12,6 +12,7 @@
 #include "runtime/base/error.hpp"
 #include "runtime/engine/planned_run.hpp"
 #include "runtime/engine/prepare/resolve.hpp"
+#include "runtime/engine/prepare/workload.hpp"
 #include "runtime/engine/report/metrics_log.hpp"
 #include "runtime/engine/report/monitors.hpp"
 #include "runtime/engine/report/running_median.hpp"
@@ -24,6 +25,7 @@
 #include "runtime/engine/run/tokenizer.hpp"
 #include "runtime/engine/training/trainer.hpp"
 #include "runtime/model/hf/checkpoint.hpp"
+#include "runtime/plan/predict/flops.hpp"
 
 namespace spillway::engine {
 namespace {
@@ -109,7 +111,10 @@ void TrainLoop::create_trainer() {
                      .steps = run_.opened.steps,
                      .first_step = trainer_->state().step + 1,
                      .measured_products = run_.opened.model.measured_products,
-                     .shares = run_.opened.share.shown});
+                     .shares = run_.opened.share.shown,
+                     .device_name = run_.opened.config.device.name,
+                     .flops_per_token = plan::flops_per_token(
+                         decoder_shape(run_.opened.config.model, run_.plan.options.context))});
   run_.claim->keep();
   if (run_.plan.workload.stage.stays_full()) note_stale_weights();
   if (!ranks_.leads()) return;

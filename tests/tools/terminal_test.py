@@ -34,7 +34,7 @@ class LiveLine(ProgramTestCase):
         for word in ("loss ", "left "):
             self.assertIn(word, shown[40])
         self.assertIn("tokens/s", shown[80])
-        for word in ("[====", "device ", " of ", "host ", "tokens/s"):
+        for word in ("[====", "% of plan", "device ", " of ", "host ", "tokens/s"):
             self.assertIn(word, shown[200])
 
     def test_follows_a_terminal_that_is_made_narrower(self):

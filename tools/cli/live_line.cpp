@@ -45,6 +45,7 @@ void LiveLine::start(const engine::TrainPlan& plan) {
   device_ = plan.plan.device();
   first_step_ = plan.first_step;
   steps_ = plan.steps;
+  shares_.emplace(plan);
   begin_ = Clock::now();
 }
 
@@ -61,15 +62,16 @@ void LiveLine::step(const engine::StepResult& result, const engine::StepUse& use
   const double share = static_cast<double>(result.step) / static_cast<double>(steps_);
   std::vector<StatusField> fields{
       {fmt::format("step {}/{}", result.step, steps_), 0},
-      {fmt::format("[{}]", bar(share)), 5},
+      {fmt::format("[{}]", bar(share)), 6},
       {fmt::format("loss {:.4f}", result.loss), 2},
       {shown_rate(static_cast<double>(result.tokens) / seconds_.value()), 4},
       {fmt::format("left {}", duration(left)), 3},
+      {"| " + shares_->text(seconds_.value()), 5},
       {fmt::format("| device {} of {}", format_bytes(use.device.high_water),
                    format_bytes(use.device.capacity)),
-       6},
-      {fmt::format("host {}", format_bytes(use.pinned.high_water)), 7},
-      {fmt::format("|{}", waits(result, use.exposed, device_)), 8}};
+       7},
+      {fmt::format("host {}", format_bytes(use.pinned.high_water)), 8},
+      {fmt::format("|{}", waits(result, use.exposed, device_)), 9}};
   if (result.skipped) fields.push_back({"SKIPPED", 1});
   line_.show(fields);
 }

@@ -5,10 +5,12 @@
 
 #include <chrono>
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "runtime/engine/report/running_median.hpp"
 #include "runtime/engine/train_loop.hpp"
+#include "tools/cli/speed_shares.hpp"
 #include "tools/cli/status_line.hpp"
 
 namespace spillway::cli {
@@ -32,6 +34,7 @@ class LiveLine {
   std::uint64_t first_step_ = 1;
   std::uint64_t steps_ = 0;
   engine::RunningMedian seconds_;  // of a step
+  std::optional<SpeedShares> shares_;
   Clock::time_point begin_{};
   Clock::time_point last_shown_{};
 };
