@@ -98,7 +98,8 @@ Planned plan_rank(const model::ModelConfig& config, config::TrainOptions resolve
     take_cut(cut_stages(whole, options, planned.budgets, nullptr, ranks), provisional);
   }
   plan::Placement fitting = place(config, options, planned.workload, planned.budgets);
-  planned.profile = slowest(ranks, machine.profile(options, whole, planned.budgets, fitting));
+  planned.profile =
+      slowest(ranks, with_links(ranks, machine.profile(options, whole, planned.budgets, fitting)));
   if (balances) {
     const plan::BalancedLayers layers =
         cut_stages(whole, options, planned.budgets, &planned.profile, ranks);
