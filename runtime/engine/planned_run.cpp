@@ -42,107 +42,105 @@ ShownShare shown(const MachineShare& share, const ThreadBinding& binding) {
   return mine;
 }
 
-/// Opens a run, and plans it.
-class RunPreparation {
- public:
-  RunPreparation(const TrainRequest& request, RankGroups& ranks, TrainObserver& observer)
-      : request_(request),
-        ranks_(ranks),
-        observer_(observer),
-        replicas_(own_replica(request, ranks.place())),
-        known_(request.profile) {}
-
-  [[nodiscard]] std::unique_ptr<RunClaim> claim() const;
-  [[nodiscard]] OpenedRun open(RunClaim& claim);
-  [[nodiscard]] PlannedRun plan(OpenedRun opened, std::unique_ptr<RunClaim>&& claim);
-
- private:
-  [[nodiscard]] static plan::Replicas own_replica(const TrainRequest& request,
-                                                  const plan::GridPlace& place);
-  [[nodiscard]] TakenShare take_share(const RunClaim& claim, config::TrainOptions& options) const;
-  [[nodiscard]] std::unique_ptr<comm::DeviceCommunicator> join_gpus(
-      const config::TrainOptions& options) const;
-  [[nodiscard]] MachinePart part(const RunClaim& claim, const MachineShare& share) const;
-  void resolve_automatic(const RunClaim& claim, const MachineShare& share,
-                         const model::ModelConfig& config, config::TrainOptions& options);
-  [[nodiscard]] DataIdentity recognise_data(const RunClaim& claim, const TrainingData& data,
-                                            const model::ModelConfig& config) const;
-  [[nodiscard]] MadeModel make_model(const RunConfig& now) const;
-  [[nodiscard]] MadeModel resume_model(const RunConfig& now, const DeviceRecord& recorded) const;
-
-  const TrainRequest& request_;
-  RankGroups& ranks_;
-  TrainObserver& observer_;
-  const plan::Replicas replicas_;
-  MachineTuning known_;  ///< what earlier runs measured of this machine
-};
-
-plan::Replicas RunPreparation::own_replica(const TrainRequest& request,
-                                           const plan::GridPlace& place) {
+plan::Replicas own_replica(const TrainRequest& request, const plan::GridPlace& place) {
   if (request.ranks == nullptr) return {};
   plan::Replicas replicas = replicas_of(request.options, place.grid.replicas);
   replicas.index = place.replica();
   return replicas;
 }
 
-/// The folders of the other ranks lie in that of rank 0, which claims its own first.
-std::unique_ptr<RunClaim> RunPreparation::claim() const {
-  auto claim = std::make_unique<RunClaim>(
-      RunClaim::Request{.run = request_.run,
-                        .resume = request_.resume,
-                        .nvme = request_.options.nvme,
-                        .part = {.ranks = ranks_.place().grid.ranks(),
-                                 .rank = ranks_.place().rank,
-                                 .sharding = replicas_.sharding},
-                        .made = ranks_.leads() ? 0 : ranks_.first(std::uint64_t{0})});
-  if (ranks_.leads()) static_cast<void>(ranks_.first(claim->made()));
-  return claim;
-}
+/// A model that is ready to run.
+struct MadeModel {
+  ModelRuntime runtime;
+  DeviceRecord device;
+  std::size_t measured_products;  ///< matrix products with algorithms of the machine profile
+};
+
+struct RunWithModel {
+  OpenedRun run;
+  ModelRuntime model;
+};
+
+/// Opens a run, and plans it.
+class RunPreparation {
+ public:
+  RunPreparation(const TrainRequest& request, RankGroups& ranks, RunClaim& claim,
+                 TrainObserver& observer)
+      : request_(request),
+        ranks_(ranks),
+        claim_(claim),
+        observer_(observer),
+        replicas_(own_replica(request, ranks.place())),
+        known_(request.profile) {}
+
+  [[nodiscard]] RunWithModel open();
+  [[nodiscard]] PlannedRun plan(RunWithModel opened);
+
+ private:
+  [[nodiscard]] TakenShare take_share(config::TrainOptions& options) const;
+  [[nodiscard]] std::unique_ptr<comm::DeviceCommunicator> join_gpus(
+      const config::TrainOptions& options) const;
+  [[nodiscard]] MachinePart part(const MachineShare& share) const;
+  void resolve_automatic(const MachineShare& share, const model::ModelConfig& config,
+                         config::TrainOptions& options);
+  [[nodiscard]] DataIdentity recognise_data(const TrainingData& data,
+                                            const model::ModelConfig& config) const;
+  [[nodiscard]] MadeModel make_model(const RunConfig& now) const;
+  [[nodiscard]] MadeModel resume_model(const RunConfig& now, const DeviceRecord& recorded) const;
+
+  const TrainRequest& request_;
+  RankGroups& ranks_;
+  RunClaim& claim_;
+  TrainObserver& observer_;
+  const plan::Replicas replicas_;
+  MachineTuning known_;  ///< what earlier runs measured of this machine
+};
 
 /// Whatever refuses this start does so before a file of the run is changed. A schedule that was to
 /// end with the run keeps the end that it started with.
-OpenedRun RunPreparation::open(RunClaim& claim) {
-  const std::optional<StepIndex> start = agree_on_start(ranks_, claim);
-  RunConfig now{.model = model_of(request_, RunDirectory(claim.job())),
+RunWithModel RunPreparation::open() {
+  const std::optional<StepIndex> start = agree_on_start(ranks_, claim_);
+  RunConfig now{.model = model_of(request_, RunDirectory(claim_.job())),
                 .options = request_.options,
                 .data = std::filesystem::absolute(request_.data).string()};
   config::TrainOptions& options = now.options;
   options.tensor.index = ranks_.place().tensor_index();
-  TakenShare share = take_share(claim, options);
+  TakenShare share = take_share(options);
   resolve(options, now.model);
-  resolve_automatic(claim, share.share, now.model, options);
+  resolve_automatic(share.share, now.model, options);
   if (request_.from) check_tokenizer(request_.data, *request_.from);
   TrainingData data = TrainingData::open(request_.data, now.model, options.context);
   const data::Sampler sampler(data.train.size(), options.context, options.order, options.seed);
   const std::uint64_t steps = steps_of(options, sampler, replicas_.count);
   config::check_momentum(options.schedule, steps);
-  now.identity = recognise_data(claim, data, now.model);
+  now.identity = recognise_data(data, now.model);
   check_same_run(ranks_, now, sources_of(request_, now, data, start));
   ranks_.join(replicas_.secondary, join_gpus(options));
   const config::ScheduleOptions given = options.schedule;
   options.schedule = config::resolve_schedule(
-      given, start ? claim.recorded().options.schedule.total_steps : steps);
-  if (start) check_same_mathematics(claim.recorded(), now);
-  MadeModel model = start ? resume_model(now, claim.recorded().device) : make_model(now);
-  now.device = model.device;
+      given, start ? claim_.recorded().options.schedule.total_steps : steps);
+  if (start) check_same_mathematics(claim_.recorded(), now);
+  MadeModel model = start ? resume_model(now, claim_.recorded().device) : make_model(now);
+  now.device = std::move(model.device);
   for (const std::string& note : notes_at_start(now.model, given, options, steps)) {
     observer_.noted(note);
   }
-  prepare_state(ranks_, claim, options.nvme);
-  for (const std::string& note : claim.take_notes()) observer_.noted(note);
-  return {.resume_at = start,
-          .replicas = replicas_,
-          .share = std::move(share),
-          .data = std::move(data),
-          .sampler = sampler,
-          .steps = steps,
-          .config = std::move(now),
-          .model = std::move(model)};
+  prepare_state(ranks_, claim_, options.nvme);
+  for (const std::string& note : claim_.take_notes()) observer_.noted(note);
+  return {.run = {.resume_at = start,
+                  .replicas = replicas_,
+                  .share = std::move(share),
+                  .data = std::move(data),
+                  .sampler = sampler,
+                  .steps = steps,
+                  .measured_products = model.measured_products,
+                  .config = std::move(now)},
+          .model = std::move(model.runtime)};
 }
 
 /// Gives this rank its part of a machine that it shares with others: GPU, cores and drives. A run
 /// that goes on has its state where it is.
-TakenShare RunPreparation::take_share(const RunClaim& claim, config::TrainOptions& options) const {
+TakenShare RunPreparation::take_share(config::TrainOptions& options) const {
   if (ranks_.alone()) return {};
   const config::DeviceKind device = options.device.value_or(usable_device());
   options.device_index = gpu_of_rank(ranks_, device);
@@ -152,9 +150,9 @@ TakenShare RunPreparation::take_share(const RunClaim& claim, config::TrainOption
     request.gpu = gpu.pci_bus_id;
     request.gpu_node = gpu.numa_node;
   }
-  const bool resumes = claim.resumes();
+  const bool resumes = claim_.resumes();
   request.directories =
-      resumes ? claim.state_directories() : state_directories(options, claim.run().root());
+      resumes ? claim_.state_directories() : state_directories(options, claim_.run().root());
   request.divides_directories = !resumes;
   MachineShare share = share_machine(ranks_, request);
   if (options.threads == 0) options.threads = share.threads;
@@ -182,20 +180,19 @@ std::unique_ptr<comm::DeviceCommunicator> RunPreparation::join_gpus(
 }
 
 /// The swap files of a resumed run are there already.
-MachinePart RunPreparation::part(const RunClaim& claim, const MachineShare& share) const {
+MachinePart RunPreparation::part(const MachineShare& share) const {
   using SwapFiles = MachinePart::SwapFiles;
   return {.run = request_.run,
           .share = share,
-          .swap_files = claim.resumes() ? SwapFiles::there : SwapFiles::to_come};
+          .swap_files = claim_.resumes() ? SwapFiles::there : SwapFiles::to_come};
 }
 
 /// A resumed run keeps what it chose when it began.
-void RunPreparation::resolve_automatic(const RunClaim& claim, const MachineShare& share,
-                                       const model::ModelConfig& config,
+void RunPreparation::resolve_automatic(const MachineShare& share, const model::ModelConfig& config,
                                        config::TrainOptions& options) {
-  if (claim.resumes()) take_automatic(options, claim.recorded().options);
+  if (claim_.resumes()) take_automatic(options, claim_.recorded().options);
   const auto budgets = [&](const config::TrainOptions& tried, const plan::Workload& step) {
-    return part(claim, share).budgets(tried, step, ranks_);
+    return part(share).budgets(tried, step, ranks_);
   };
   for (const std::string& line : choose_automatic(options, config, budgets)) {
     observer_.noted(line);
@@ -203,9 +200,9 @@ void RunPreparation::resolve_automatic(const RunClaim& claim, const MachineShare
 }
 
 /// A resumed run knows the file again, if nobody has touched it.
-DataIdentity RunPreparation::recognise_data(const RunClaim& claim, const TrainingData& data,
+DataIdentity RunPreparation::recognise_data(const TrainingData& data,
                                             const model::ModelConfig& config) const {
-  const DataIdentity known = claim.resumes() ? claim.recorded().identity : DataIdentity{};
+  const DataIdentity known = claim_.resumes() ? claim_.recorded().identity : DataIdentity{};
   const data::FileStamp file = data.train.stamp();
   if (known.stamp != file && file.bytes > kLongRead) {
     observer_.noted(fmt::format("reading all {} of train.bin once, to know it again",
@@ -253,64 +250,63 @@ MadeModel RunPreparation::resume_model(const RunConfig& now, const DeviceRecord&
   return {.runtime = std::move(model), .device = std::move(device), .measured_products = 0};
 }
 
-/// Takes the claim once nothing fails any more.
-PlannedRun RunPreparation::plan(OpenedRun opened, std::unique_ptr<RunClaim>&& claim) {
+PlannedRun RunPreparation::plan(RunWithModel opened) {
+  OpenedRun& run = opened.run;
   const Note note = [this](const std::string& text) { observer_.noted(text); };
   // Ranks sharing cores measure simultaneously, so do not report each other as foreign load.
-  const bool own_cores = ranks_.alone() || opened.share.binding->holds();
-  OwnMachine machine({.config = opened.config.model,
-                      .part = part(*claim, opened.share.share),
+  const bool own_cores = ranks_.alone() || run.share.binding->holds();
+  RunMachine machine({.config = run.config.model,
+                      .part = part(run.share.share),
                       .ranks = ranks_,
                       .known = known_,
                       .note = note,
-                      .note_load = own_cores ? note : Note([](const std::string&) {}),
-                      .run = OwnMachine::OfRun{.model = opened.model.runtime,
-                                               .device = opened.model.device,
-                                               .state_directories = claim->state_directories()}});
+                      .note_load = own_cores ? note : Note([](const std::string&) {})},
+                     opened.model, claim_.state_directories());
   Planned plan =
-      plan_rank(opened.config.model, opened.config.options, opened.replicas,
-                claim->resumes() ? StageLayers::kept : StageLayers::chosen, machine, ranks_, note);
-  opened.config.options.pipeline.parts = plan.options.pipeline.parts;
+      plan_rank(run.config.model, run.config.options, run.replicas,
+                claim_.resumes() ? StageLayers::kept : StageLayers::chosen, machine, ranks_, note);
+  run.config.options = plan.options;  // which has the layers of the stages
+  if (plan.score_gradients) {
+    opened.model = make_model_runtime(run.config.model, plan.options,
+                                      products_of(run.config.device), *plan.score_gradients);
+  }
   nvme_swap::StoreOptions store;
-  store.directories = claim->state_directories();
-  store.owner = claim->manifest().state_id;
+  store.directories = claim_.state_directories();
+  store.owner = claim_.manifest().state_id;
   store.engine = plan.options.io_engine;
   store.disk_gigabytes_per_second = plan.options.disk_gbps;
-  machine.tune(plan, store);
-  if (plan.options.commit_every == 0) {
-    // Stages have other state and other places for it, and commit the same steps.
-    plan.options.commit_every =
-        largest_of(ranks_, planned_commit_every(plan.workload, plan.placement, plan.profile,
-                                                plan.prediction.step_seconds));
-  }
-  return {.claim = std::move(claim),
-          .opened = std::move(opened),
-          .plan = std::move(plan),
-          .store = std::move(store),
-          .update_prefetch = machine.update_prefetch()};
+  tune_store(machine.tuning().drives, store);
+  store.weights = disk_weights(machine.tuning().drives, store.directories,
+                               plan::slots_on_disk(plan.workload, plan.placement));
+  EngineSetup setup{.config = run.config.model,
+                    .plan = std::move(plan),
+                    .store = {.options = std::move(store),
+                              .start = run.resume_at ? Start::resumed : Start::anew,
+                              .resume_at = run.resume_at},
+                    .update_prefetch = machine.tuning().update_prefetch,
+                    .ranks = &ranks_};
+  return {.opened = std::move(run), .setup = std::move(setup), .model = std::move(opened.model)};
 }
 
 }  // namespace
 
-EngineSetup PlannedRun::engine_setup(RankGroups& ranks) const {
-  return {.config = config(),
-          .plan = plan,
-          .store = {.options = store,
-                    .start = opened.resume_at ? Start::resumed : Start::anew,
-                    .resume_at = opened.resume_at},
-          .update_prefetch = update_prefetch,
-          .ranks = &ranks};
+std::unique_ptr<RunClaim> claim_run(const TrainRequest& request, RankGroups& ranks) {
+  auto claim = std::make_unique<RunClaim>(
+      RunClaim::Request{.run = request.run,
+                        .resume = request.resume,
+                        .nvme = request.options.nvme,
+                        .part = {.ranks = ranks.place().grid.ranks(),
+                                 .rank = ranks.place().rank,
+                                 .sharding = own_replica(request, ranks.place()).sharding},
+                        .made = ranks.leads() ? 0 : ranks.first(std::uint64_t{0})});
+  if (ranks.leads()) static_cast<void>(ranks.first(claim->made()));
+  return claim;
 }
 
-/// Other ranks hear of an error here before this rank gives its claim up.
-PlannedRun plan_run(const TrainRequest& request, RankGroups& ranks, TrainObserver& observer) {
-  RunPreparation preparation(request, ranks, observer);
-  std::unique_ptr<RunClaim> claim = preparation.claim();
-  return abandon_on_error(request.ranks, [&] {
-    const comm::AtWork reading_and_measuring(request.ranks);
-    OpenedRun opened = preparation.open(*claim);
-    return preparation.plan(std::move(opened), std::move(claim));
-  });
+PlannedRun plan_run(const TrainRequest& request, RankGroups& ranks, RunClaim& claim,
+                    TrainObserver& observer) {
+  RunPreparation preparation(request, ranks, claim, observer);
+  return preparation.plan(preparation.open());
 }
 
 }  // namespace spillway::engine

@@ -10,7 +10,6 @@
 
 #include "runtime/base/affinity.hpp"
 #include "runtime/data/sampler.hpp"
-#include "runtime/engine/device/compute_device.hpp"
 #include "runtime/engine/device/model_runtime.hpp"
 #include "runtime/engine/machine/machine_share.hpp"
 #include "runtime/engine/prepare/planned.hpp"
@@ -30,42 +29,33 @@ struct TakenShare {
   std::vector<ShownShare> shown;           ///< of all ranks
 };
 
-/// A model that is ready to run.
-struct MadeModel {
-  ModelRuntime runtime;
-  DeviceRecord device;
-  std::size_t measured_products;  ///< matrix products with algorithms of the machine profile
-};
-
-/// A claimed run that is checked, and has its data and its model, but no plan.
+/// A claimed run that is checked, with its data.
 struct OpenedRun {
   std::optional<StepIndex> resume_at;  ///< absent: the run begins
   plan::Replicas replicas;             ///< of the stage; which of them this rank is
   TakenShare share;
   TrainingData data;
   data::Sampler sampler;
-  std::uint64_t steps;  ///< the run ends with this one
-  RunConfig config;     ///< its options are resolved
-  MadeModel model;
+  std::uint64_t steps;                ///< the run ends with this one
+  std::size_t measured_products = 0;  ///< matrix products with algorithms of the machine profile
+  RunConfig config;                   ///< as config.json records it; the plan has what is trained
 };
 
-/// What a run trains, with what, and where.
+/// A run that nothing is missing to train: what surrounds its steps, and what its trainer is made
+/// of.
 struct PlannedRun {
-  std::unique_ptr<RunClaim> claim;
-  OpenedRun opened;  ///< its configuration has the layers of the stages
-  Planned plan;
-  nvme_swap::StoreOptions store;  ///< of the state
-  std::size_t update_prefetch;    ///< the updates' software prefetch distance
-
-  /// Returns what the run's engine is made of.
-  [[nodiscard]] EngineSetup engine_setup(RankGroups& ranks) const;
-  [[nodiscard]] const model::ModelConfig& config() const { return opened.config.model; }
+  OpenedRun opened;
+  EngineSetup setup;
+  ModelRuntime model;
 };
+
+/// Claims the folders of this rank, after those of rank 0 in which they lie.
+[[nodiscard]] std::unique_ptr<RunClaim> claim_run(const TrainRequest& request, RankGroups& ranks);
 
 /// Plans a run. Whatever can refuse the run has been checked when this returns, and none of the
 /// run's own files is written yet. `request` and `observer` may be destroyed then; `ranks` has
 /// joined its groups and outlives the run.
-[[nodiscard]] PlannedRun plan_run(const TrainRequest& request, RankGroups& ranks,
+[[nodiscard]] PlannedRun plan_run(const TrainRequest& request, RankGroups& ranks, RunClaim& claim,
                                   TrainObserver& observer);
 
 }  // namespace spillway::engine

@@ -35,18 +35,23 @@ bool is_run(const std::filesystem::path& path) { return holds_run(RunDirectory(p
 /// The steps of one run, with what surrounds them.
 class TrainLoop {
  public:
-  TrainLoop(const TrainRequest& request, RankGroups& ranks, TrainObserver& observer,
-            const std::atomic<int>& interrupt)
+  /// All references outlive this object.
+  TrainLoop(const TrainRequest& request, RankGroups& ranks, RunClaim& claim, PlannedRun planned,
+            TrainObserver& observer, const std::atomic<int>& interrupt)
       : request_(request),
         ranks_(ranks),
+        claim_(claim),
         observer_(observer),
         interrupt_(interrupt),
-        run_(plan_run(request, ranks, observer)) {}
+        run_(std::move(planned.opened)),
+        trainer_(std::move(planned.setup), std::move(planned.model)) {}
 
+  /// Records the run, and gives a new one its state. Nothing else of this object is called before.
+  void begin();
   TrainReport run();
 
  private:
-  void create_trainer();
+  [[nodiscard]] const Planned& plan() const { return trainer_.engine().plan(); }
   void note_stale_weights();
   void initialize();
   void start_from_run();
@@ -61,7 +66,7 @@ class TrainLoop {
   void train_step();
   void report(std::span<const StepResult> results);
   void report(const StepResult& result, const StepUse& use);
-  [[nodiscard]] bool is_over(std::uint64_t step) const { return step >= run_.opened.steps; }
+  [[nodiscard]] bool is_over(std::uint64_t step) const { return step >= run_.steps; }
   void evaluate_if_due();
   void commit();
   void commit_after_error();
@@ -71,10 +76,11 @@ class TrainLoop {
 
   const TrainRequest& request_;
   RankGroups& ranks_;
+  RunClaim& claim_;
   TrainObserver& observer_;
   const std::atomic<int>& interrupt_;
-  PlannedRun run_;
-  std::unique_ptr<Trainer> trainer_;
+  OpenedRun run_;
+  Trainer trainer_;
   std::optional<KeptCheckpoints> checkpoints_;
   std::optional<MetricsLog> metrics_;
   std::optional<Monitors> monitors_;
@@ -85,41 +91,37 @@ class TrainLoop {
   TrainReport report_;
 };
 
-void TrainLoop::create_trainer() {
-  const comm::AtWork preparing(request_.ranks);
-  const bool resumes = run_.claim->resumes();
-  trainer_ =
-      std::make_unique<Trainer>(run_.engine_setup(ranks_), std::move(run_.opened.model.runtime));
-  checkpoints_.emplace(RunDirectory(run_.claim->job()), ranks_,
-                       KeptCheckpoints::Options{.id = run_.claim->manifest().id,
-                                                .job = run_.claim->manifest().job,
-                                                .save_every = run_.plan.options.save_every,
-                                                .keep = run_.plan.options.keep,
-                                                .part = run_.claim->manifest().part});
-  checkpoints_->check_space(trainer_->engine().store()->layout());
-  record(ranks_, *run_.claim, run_.opened.config);
+void TrainLoop::begin() {
+  const bool resumes = claim_.resumes();
+  checkpoints_.emplace(RunDirectory(claim_.job()), ranks_,
+                       KeptCheckpoints::Options{.id = claim_.manifest().id,
+                                                .job = claim_.manifest().job,
+                                                .save_every = plan().options.save_every,
+                                                .keep = plan().options.keep,
+                                                .part = claim_.manifest().part});
+  checkpoints_->check_space(trainer_.engine().store()->layout());
+  record(ranks_, claim_, run_.config);
   if (!resumes && request_.from && is_run(*request_.from)) {
     start_from_run();
   } else if (!resumes) {
     initialize();
   }
   open_metrics();
-  trace_.emplace(trainer_->cycle().lists().most_ops());
-  uses_.reserve(trainer_->most_results());
-  observer_.planned({.plan = run_.plan,
-                     .step = trainer_->cycle().lists().step_plan(),
-                     .steps = run_.opened.steps,
-                     .first_step = trainer_->state().step + 1,
-                     .measured_products = run_.opened.model.measured_products,
-                     .shares = run_.opened.share.shown,
-                     .device_name = run_.opened.config.device.name,
+  trace_.emplace(trainer_.cycle().lists().most_ops());
+  uses_.reserve(trainer_.most_results());
+  observer_.planned({.plan = plan(),
+                     .step = trainer_.cycle().lists().step_plan(),
+                     .steps = run_.steps,
+                     .first_step = trainer_.state().step + 1,
+                     .measured_products = run_.measured_products,
+                     .shares = run_.share.shown,
+                     .device_name = run_.config.device.name,
                      .flops_per_token = plan::flops_per_token(
-                         decoder_shape(run_.opened.config.model, run_.plan.options.context))});
-  run_.claim->keep();
-  if (run_.plan.workload.stage.stays_full()) note_stale_weights();
+                         decoder_shape(run_.config.model, plan().options.context))});
+  claim_.keep();
+  if (plan().workload.stage.stays_full()) note_stale_weights();
   if (!ranks_.leads()) return;
-  monitors_.emplace(run_.plan.options, run_.opened.replicas.count, request_.run,
-                    trainer_->state().step,
+  monitors_.emplace(plan().options, run_.replicas.count, request_.run, trainer_.state().step,
                     [this](const std::string& text) { observer_.noted(text); });
 }
 
@@ -127,91 +129,91 @@ void TrainLoop::note_stale_weights() {
   observer_.noted(
       "with stale weights this run cannot be resumed once it has ended; a new run --from it "
       "begins with its newest weights");
-  if (trainer_->most_results() > 1) {
+  if (trainer_.most_results() > 1) {
     observer_.noted(
         fmt::format("the stages meet after every {} steps, and tell losses and norms then; set "
                     "spillway.pipeline_meet_every to hear of them earlier",
-                    trainer_->most_results()));
+                    trainer_.most_results()));
   }
 }
 
 void TrainLoop::initialize() {
   const model::ModelLayout layout =
-      model::make_layout(run_.config(), run_.plan.options.operator_tile);
+      model::make_layout(run_.config.model, plan().options.operator_tile);
   std::unique_ptr<model::ParameterSource> made;
   if (request_.initial == nullptr) {
-    made = initial_parameters(request_, run_.config(), layout, run_.plan.options.seed);
+    made = initial_parameters(request_, run_.config.model, layout, plan().options.seed);
   }
   const model::ParameterSource& source = made ? *made : *request_.initial;
-  trainer_->cycle().initialize(HeldParameters(source, layout, run_.plan.options.compute));
+  trainer_.cycle().initialize(HeldParameters(source, layout, plan().options.compute));
 }
 
 void TrainLoop::open_metrics() {
   if (!ranks_.leads()) return;
-  metrics_.emplace(run_.claim->run().metrics(), trainer_->state().step);
+  metrics_.emplace(claim_.run().metrics(), trainer_.state().step);
   if (metrics_->damaged() > 0) {
     observer_.noted(fmt::format("{}: {} lines that could not be read were dropped",
-                                run_.claim->run().metrics().string(), metrics_->damaged()));
+                                claim_.run().metrics().string(), metrics_->damaged()));
   }
 }
 
 void TrainLoop::start_from_run() {
   const RunConfig origin = RunDirectory(*request_.from).read_config();
-  for (const std::string& difference : differences_in_mathematics(origin, run_.opened.config)) {
+  for (const std::string& difference : differences_in_mathematics(origin, run_.config)) {
     observer_.noted(fmt::format("not as in {}: {}", request_.from->string(), difference));
   }
   retry_overtaken([&] {
     const RunReader reader(*request_.from);
-    const DType now = run_.plan.options.compute;
+    const DType now = plan().options.compute;
     const bool may_exceed = now == DType::fp16 && origin.options.compute != now;
     if (may_exceed && ranks_.leads()) {
       HeldParameters(reader, reader.layout(), now).check_all();
     }
-    trainer_->cycle().adopt(reader.saved());
+    trainer_.cycle().adopt(reader.saved());
   });
-  check_same_step(ranks_, *request_.from, StepIndex{trainer_->state().step});
+  check_same_step(ranks_, *request_.from, StepIndex{trainer_.state().step});
 }
 
 /// Files can be removed while they are open.
 void TrainLoop::check_present() const {
-  run_.claim->check_present();
-  trainer_->engine().store()->check_present();
+  claim_.check_present();
+  trainer_.engine().store()->check_present();
   if (metrics_) metrics_->check_present();
 }
 
 /// Checks again, once the commit is durable, the files that it relies on.
 void TrainLoop::note_commit() {
-  if (trainer_->cycle().commits().committed_step() == noted_commit_) return;
-  noted_commit_ = trainer_->cycle().commits().committed_step();
+  if (trainer_.cycle().commits().committed_step() == noted_commit_) return;
+  noted_commit_ = trainer_.cycle().commits().committed_step();
   check_present();
-  run_.claim->note_commit();
+  claim_.note_commit();
 }
 
 void TrainLoop::finish_save() {
-  const auto saved = checkpoints_->finish(*trainer_, run_.opened.config);
+  const auto saved = checkpoints_->finish(trainer_, run_.config);
   if (saved) observer_.saved(saved->step, saved->directory);
 }
 
 void TrainLoop::save_if_due() {
-  if (checkpoints_->due(trainer_->state().step)) checkpoints_->start(*trainer_);
+  if (checkpoints_->due(trainer_.state().step)) checkpoints_->start(trainer_);
   finish_save();
 }
 
 bool TrainLoop::evaluation_due(std::uint64_t step) const {
-  if (!run_.opened.data.validation) return false;
-  const bool last = step == run_.opened.steps;
-  return last || (run_.plan.options.eval_every > 0 && step % run_.plan.options.eval_every == 0);
+  if (!run_.data.validation) return false;
+  const bool last = step == run_.steps;
+  return last || (plan().options.eval_every > 0 && step % plan().options.eval_every == 0);
 }
 
 /// Adds it to the last line of the metrics, if that lacks it: after the step, or
 /// where the process was killed between the evaluation's commit and its line.
 void TrainLoop::evaluate_if_due() {
-  const std::uint64_t step = trainer_->state().step;
+  const std::uint64_t step = trainer_.state().step;
   if (!evaluation_due(step)) return;
   const bool lacks = metrics_ && metrics_->can_amend();
   if (!ranks_.first(lacks)) return;
-  if (metrics_ && trainer_->cycle().commits().due_to_evaluate()) metrics_->synchronize();
-  const Evaluation evaluation = trainer_->evaluate(*run_.opened.data.validation);
+  if (metrics_ && trainer_.cycle().commits().due_to_evaluate()) metrics_->synchronize();
+  const Evaluation evaluation = trainer_.evaluate(*run_.data.validation);
   note_commit();
   if (metrics_) metrics_->amend(evaluation.loss);
   if (monitors_) monitors_->append(step, evaluation);
@@ -236,16 +238,16 @@ void TrainLoop::report(std::span<const StepResult> results) {
 /// together.
 void TrainLoop::train_step() {
   // Looks at the disk, which may fail: after the step, its line would be lost.
-  const bool saves = checkpoints_->due(trainer_->state().step + 1);
-  if (metrics_ && trainer_->cycle().commits().due_next()) metrics_->synchronize();
-  std::span<const StepResult> results = trainer_->step(run_.opened.data.train, run_.opened.sampler);
-  uses_.push_back({.exposed = trainer_->cycle().last_step().exposed(),
-                   .device = trainer_->engine().backend().usage(offload::MemoryKind::device),
-                   .pinned = trainer_->engine().backend().usage(offload::MemoryKind::pinned)});
-  trace_->record(trainer_->cycle().last_step());
-  const std::uint64_t step = trainer_->state().step;
+  const bool saves = checkpoints_->due(trainer_.state().step + 1);
+  if (metrics_ && trainer_.cycle().commits().due_next()) metrics_->synchronize();
+  std::span<const StepResult> results = trainer_.step(run_.data.train, run_.sampler);
+  uses_.push_back({.exposed = trainer_.cycle().last_step().exposed(),
+                   .device = trainer_.engine().backend().usage(offload::MemoryKind::device),
+                   .pinned = trainer_.engine().backend().usage(offload::MemoryKind::pinned)});
+  trace_->record(trainer_.cycle().last_step());
+  const std::uint64_t step = trainer_.state().step;
   const bool meet = is_over(step) || evaluation_due(step) || saves;
-  if (meet && !trainer_->results_complete()) results = trainer_->gather_results();
+  if (meet && !trainer_.results_complete()) results = trainer_.gather_results();
   report(results);
   note_commit();
   finish_save();
@@ -255,15 +257,15 @@ void TrainLoop::train_step() {
 }
 
 void TrainLoop::keep_tokenizer_files() const {
-  keep_tokenizer({.run = run_.claim->run().root(),
+  keep_tokenizer({.run = claim_.run().root(),
                   .from = request_.from,
                   .data = request_.data,
-                  .old = run_.claim->resumes() ? OldTokenizer::stays : OldTokenizer::goes});
+                  .old = claim_.resumes() ? OldTokenizer::stays : OldTokenizer::goes});
 }
 
 /// A signal reaches the ranks one after the other; they stop after the same step.
 bool TrainLoop::interrupted() {
-  if (!trainer_->results_complete()) return false;
+  if (!trainer_.results_complete()) return false;
   const bool signalled = interrupt_.load(std::memory_order_relaxed) != 0;
   return ranks_.any(signalled ? Vote::yes : Vote::no);
 }
@@ -272,7 +274,7 @@ void TrainLoop::train_steps() {
   if (ranks_.leads()) keep_tokenizer_files();
   save_if_due();  // the process before may have been killed between a commit and its copy
   evaluate_if_due();
-  while (!is_over(trainer_->state().step) && !interrupted()) {
+  while (!is_over(trainer_.state().step) && !interrupted()) {
     train_step();
     evaluate_if_due();
   }
@@ -280,7 +282,7 @@ void TrainLoop::train_steps() {
 
 void TrainLoop::commit() {
   if (metrics_) metrics_->synchronize();
-  trainer_->cycle().commit();
+  trainer_.cycle().commit();
   note_commit();
   finish_save();
 }
@@ -290,13 +292,13 @@ void TrainLoop::commit() {
 /// line then. Many ranks commit together or not at all.
 void TrainLoop::commit_after_error() {
   if (!ranks_.alone()) return;
-  const bool committable = metrics_->is_complete() && trainer_->cycle().is_sound() &&
-                           trainer_->engine().placement().commits;
+  const bool committable = metrics_->is_complete() && trainer_.cycle().is_sound() &&
+                           trainer_.engine().placement().commits;
   if (!committable) return;
   try {
     commit();
     observer_.noted(fmt::format("step {} is committed before the run ends with an error",
-                                trainer_->state().step));
+                                trainer_.state().step));
   } catch (const std::exception& second) {
     observer_.noted(fmt::format("the last step could not be committed either: {}", second.what()));
   }
@@ -307,7 +309,7 @@ void TrainLoop::commit_after_error() {
 void TrainLoop::write_trace() {
   if (step_seconds_.count() == 0 || !ranks_.leads()) return;
   try {
-    trace_->write(run_.claim->run().trace());
+    trace_->write(claim_.run().trace());
   } catch (const Error& error) {
     observer_.noted(fmt::format("the trace is not written: {}", error.what()));
   }
@@ -317,28 +319,26 @@ void TrainLoop::finish() {
   commit();
   check_present();
   write_trace();
-  const Trainer& trainer = *trainer_;
   report_.steps = step_seconds_.count();
-  report_.last_step = trainer.state().step;
-  report_.skipped = trainer.state().skipped;
-  report_.interrupted = trainer.state().step < run_.opened.steps;
-  report_.predicted_step_seconds = run_.plan.prediction.step_seconds;
+  report_.last_step = trainer_.state().step;
+  report_.skipped = trainer_.state().skipped;
+  report_.interrupted = trainer_.state().step < run_.steps;
+  report_.predicted_step_seconds = plan().prediction.step_seconds;
   report_.measured_step_seconds = step_seconds_.value();
   if (report_.measured_step_seconds > 0) {
-    report_.tokens_per_second = static_cast<double>(plan::tokens_of_step(run_.plan.workload)) /
-                                report_.measured_step_seconds;
+    report_.tokens_per_second =
+        static_cast<double>(plan::tokens_of_step(plan().workload)) / report_.measured_step_seconds;
   }
-  const auto device = trainer.engine().backend().usage(offload::MemoryKind::device);
+  const auto device = trainer_.engine().backend().usage(offload::MemoryKind::device);
   report_.device_high_water = device.high_water;
   report_.device_capacity = device.capacity;
   report_.host_high_water =
-      trainer.engine().backend().usage(offload::MemoryKind::pinned).high_water;
-  report_.state_read = trainer.engine().store()->counters().read;
-  report_.state_written = trainer.engine().store()->counters().written;
+      trainer_.engine().backend().usage(offload::MemoryKind::pinned).high_water;
+  report_.state_read = trainer_.engine().store()->counters().read;
+  report_.state_written = trainer_.engine().store()->counters().written;
 }
 
 TrainReport TrainLoop::run() {
-  create_trainer();
   try {
     train_steps();
   } catch (...) {
@@ -353,12 +353,20 @@ TrainReport TrainLoop::run() {
 
 TrainReport train(const TrainRequest& request, TrainObserver& observer,
                   const std::atomic<int>& interrupt) {
-  std::optional<RankGroups> ranks;  // both outlive what may throw
+  // Outlive what may throw: other ranks hear of an error before this one gives its claim up.
+  std::optional<RankGroups> ranks;
+  std::unique_ptr<RunClaim> claim;
   std::optional<TrainLoop> loop;
   return abandon_on_error(request.ranks, [&] {
     ranks.emplace(request.ranks,
                   grid_of(request.options, request.ranks == nullptr ? 1 : request.ranks->ranks()));
-    loop.emplace(request, *ranks, observer, interrupt);
+    claim = claim_run(request, *ranks);
+    {
+      const comm::AtWork preparing(request.ranks);
+      loop.emplace(request, *ranks, *claim, plan_run(request, *ranks, *claim, observer), observer,
+                   interrupt);
+      loop->begin();
+    }
     return loop->run();
   });
 }

@@ -132,8 +132,10 @@ TEST_F(GpuJobs, TrainTheModelThatTheyHaveRecorded) {
     if (text.starts_with("dropout")) cuda_emulation::refuse_attention("there is a model already");
   };
   RankGroups alone;
-  const PlannedRun run = plan_run(job, alone, observer);
-  EXPECT_THROW(static_cast<void>(make_model_runtime(run.config(), run.plan.options)), Error);
+  const auto claim = claim_run(job, alone);
+  const PlannedRun run = plan_run(job, alone, *claim, observer);
+  EXPECT_THROW(static_cast<void>(make_model_runtime(run.setup.config, run.setup.plan.options)),
+               Error);
   EXPECT_THAT(run.opened.config.device.attention, StartsWith("cuDNN"));
 }
 

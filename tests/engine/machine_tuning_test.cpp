@@ -122,30 +122,25 @@ TEST(DiskWeights, AreThoseOfTheDrivesWhereEveryTileWithSlotsHasRoom) {
   workload.blocks.resize(2);
   workload.blocks[0].padded_parameters = workload.blocks[1].padded_parameters =
       ElementCount{kLeafParameters};
-  const model::ModelConfig config = tiny_gpt2();
-  const config::TrainOptions options;
-  const ModelRuntime model;
-  const CalibrationRequest request{.config = config,
-                                   .options = options,
-                                   .model = model,
-                                   .workload = workload,
-                                   .budgets = {},
-                                   .state_directories = {{scratch.path(), scratch.path()}}};
   const DriveTunings drives{{.mixed_gbps = 6}, {.mixed_gbps = 2}};
   plan::Placement placement;
   placement.blocks = {{.state = plan::Tier::host}, {.state = plan::Tier::nvme}};
-  const std::vector<double> weights = disk_weights(request, drives, placement);
+  const auto weights_of = [&](const DriveTunings& known) {
+    return disk_weights(known, std::vector{scratch.path(), scratch.path()},
+                        plan::slots_on_disk(workload, placement));
+  };
+  const std::vector<double> weights = weights_of(drives);
   ASSERT_EQ(weights.size(), 2U);
   EXPECT_DOUBLE_EQ(weights[0], 3 * weights[1]);
-  EXPECT_TRUE(disk_weights(request, {}, placement).empty());
+  EXPECT_TRUE(weights_of({}).empty());
 
   // No disk has room for the first block, which has slots there only if steps are committed.
   workload.blocks[0].padded_parameters = ElementCount{kLeafParameters << 40};
-  EXPECT_TRUE(disk_weights(request, drives, placement).empty());
+  EXPECT_TRUE(weights_of(drives).empty());
   placement.commits = false;
-  EXPECT_EQ(disk_weights(request, drives, placement), weights);
+  EXPECT_EQ(weights_of(drives), weights);
   placement.blocks[0].state = plan::Tier::nvme;
-  EXPECT_TRUE(disk_weights(request, drives, placement).empty());
+  EXPECT_TRUE(weights_of(drives).empty());
 }
 
 /// The least memory of each kind in which the planner places the workload.

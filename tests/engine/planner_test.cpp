@@ -111,6 +111,7 @@ class PlanOnPaper : public testing::TestWithParam<GridCase> {
     request.options.device = config::DeviceKind::host;
     request.options.context = 8;
     request.options.steps = 1;
+    request.options.commit_every = 0;  // which the plan says
     if (grid.grid.stages > 1) request.options.rounds = 1;
     request.options.zero_stage = grid.zero_stage;
     request.options.pipeline.stages = grid.grid.stages;
@@ -171,6 +172,8 @@ TEST_P(PlanOnPaper, HasTheOperationsOfTheOneThatTrains) {
     const Planned& busiest = *std::ranges::min_element(papers, {}, stretch);
     for (const Trained& rank : trained) {
       EXPECT_EQ(busiest.prediction.step_seconds, rank.plan.prediction.step_seconds);
+      EXPECT_GT(rank.plan.commit_every, 0U);
+      EXPECT_EQ(rank.plan.commit_every, trained.front().plan.commit_every);
     }
   }
 }

@@ -221,7 +221,8 @@ class RanksHarness : public TrainingHarness {
                             .plan = {.options = options,
                                      .workload = workload,
                                      .budgets = budgets,
-                                     .placement = place(config(), options, workload, budgets)},
+                                     .placement = place(config(), options, workload, budgets),
+                                     .commit_every = options.commit_every},
                             .store = {.options = store, .start = start},
                             .ranks = &rank.groups()};
     return std::make_unique<Trainer>(setup, std::move(model));

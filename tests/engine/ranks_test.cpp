@@ -154,7 +154,7 @@ TEST(RanksThatPlan, TakeTheSlowestProfileAndMeasureASlowNetworkWithFewBytes) {
     mine.h2d = rank == 0 ? 1e9 : 2e9;
     RankGroups ranks(&self, {.replicas = 2});
     ranks.join(1);
-    profiles[rank] = slowest(ranks, mine);
+    profiles[rank] = slowest(ranks, with_links(ranks, mine));
     // Over this link, the 4 MiB that a faster one is measured with take 4 seconds.
     EXPECT_LT(self.sent(), 1_MiB);
   });

@@ -51,11 +51,12 @@ using Ages = std::vector<std::uint32_t>;
 class WeightsByHand {
  public:
   WeightsByHand(const EngineSetup& setup, ModelRuntime model, Ages ages)
-      : model_(std::move(model)), engine_(setup, model_), ages_(std::move(ages)) {
-    const config::TrainOptions& options = engine_.options();
-    cycle_.state().loss_scale =
-        config::initial_loss_scale(options.loss_scale, options.compute == DType::fp16);
-  }
+      : model_(std::move(model)),
+        engine_(setup, model_),
+        cycle_(engine_,
+               {.loss_scale = config::initial_loss_scale(
+                    engine_.options().loss_scale, engine_.options().compute == DType::fp16)}),
+        ages_(std::move(ages)) {}
 
   [[nodiscard]] const model::ModelLayout& layout() const { return model_.transformer->layout(); }
   [[nodiscard]] const StepEngine& engine() const { return engine_; }
@@ -73,14 +74,13 @@ class WeightsByHand {
       const auto first = of_block.data() - weights.data();
       std::copy_n(kept_[kept_.size() - 1 - age].begin() + first, of_block.size(), of_block.begin());
     }
-    const std::uint32_t rounds = engine_.workload().rounds;
-    for (std::uint32_t round = 0; round < rounds; ++round) {
-      data::read_window(tokens, sampler.first_token(cycle_.state().cursor++), engine_.batch(round),
-                        0);
+    TrainingState state = cycle_.state();
+    for (std::uint32_t round = 0; round < engine_.workload().rounds; ++round) {
+      data::read_window(tokens, sampler.first_token(state.cursor++), engine_.batch(round), 0);
     }
     StepResult result;
     result.tokens = plan::tokens_of_step(engine_.workload());
-    result.scale = cycle_.state().loss_scale.scale;
+    result.scale = state.loss_scale.scale;
     // No update is pending.
     cycle_.run_step(static_cast<float>(result.scale / static_cast<double>(result.tokens)));
     std::ranges::copy(kept_.back(), weights.begin());
@@ -92,8 +92,10 @@ class WeightsByHand {
       squares += cpu_adam::sum_leaves(engine_.norm_leaves(block));
     }
     result.grad_norm = std::sqrt(squares) / result.scale;
-    result.step = ++cycle_.state().step;
-    decide_update(engine_.options(), cycle_.state(), result, cycle_.update());
+    result.step = ++state.step;
+    PendingUpdate update;
+    decide_update(engine_.options(), state, result, update);
+    cycle_.decide(state, update);
     cycle_.flush(Commit::no);
     return result;
   }
@@ -101,7 +103,7 @@ class WeightsByHand {
  private:
   ModelRuntime model_;
   StepEngine engine_;
-  StepCycle cycle_{engine_};
+  StepCycle cycle_;
   const Ages ages_;
   std::vector<std::vector<std::byte>> kept_;  // by update
 };

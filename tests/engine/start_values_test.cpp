@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "runtime/base/error.hpp"
+#include "runtime/engine/prepare/commit_every.hpp"
 #include "tests/engine/training_harness.hpp"
 
 namespace spillway::engine::start_values_test {
@@ -77,6 +78,7 @@ TEST(PlannedCommits, TakeATwentiethOfTheTimeForStateThatIsNotOnDisk) {
   machine.nvme_write = static_cast<double>(8 * kLeafParameters);
   EXPECT_EQ(planned_commit_every(workload, placement, machine, /*step_seconds=*/20), 3U);
   EXPECT_EQ(planned_commit_every(workload, placement, machine, /*step_seconds=*/19), 4U);
+  EXPECT_EQ(planned_commit_every(workload, placement, {}, /*step_seconds=*/19), 1U);
   for (plan::BlockCut& cut : placement.blocks) cut.state = plan::Tier::nvme;
   EXPECT_EQ(planned_commit_every(workload, placement, machine, /*step_seconds=*/1), 1U);
 }

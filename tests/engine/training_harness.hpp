@@ -174,7 +174,8 @@ class TrainingHarness {
         .plan = {.options = options,
                  .workload = workload,
                  .budgets = budgets,
-                 .placement = placement},
+                 .placement = placement,
+                 .commit_every = options.commit_every},
         .store = {.options = store, .start = resume ? Start::resumed : Start::anew}};
     auto trainer = std::make_unique<Trainer>(setup, std::move(model));
     if (!resume) {

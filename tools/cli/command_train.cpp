@@ -37,8 +37,8 @@ class Face final : public engine::TrainObserver {
   void planned(const engine::TrainPlan& plan) override {
     const PlanView view{.plan = plan.plan, .shares = plan.shares};
     document_ = to_json(view);
-    const std::string text = fmt::format("{}commits    every {} step(s)\n", to_text(view),
-                                         plan.plan.options.commit_every);
+    const std::string text =
+        fmt::format("{}commits    every {} step(s)\n", to_text(view), plan.plan.commit_every);
     json_ ? tell_text(text) : answer_text(text);
     flush_answers();
     keep_plan(run_, plan, [this](const std::string& note) { live_.note(note); });

@@ -132,12 +132,12 @@ MadePlan make_plan(const PlanRequest& request, const Note& note) {
   engine::RankGroups alone;
   const engine::MachineShare whole_machine;
   engine::MachineTuning known(made.machine ? std::filesystem::path() : request.profile);
-  engine::OwnMachine own({.config = config,
-                          .part = {.run = request.run, .share = whole_machine},
-                          .ranks = alone,
-                          .known = known,
-                          .note = note,
-                          .note_load = note});
+  engine::ShownMachine own({.config = config,
+                            .part = {.run = request.run, .share = whole_machine},
+                            .ranks = alone,
+                            .known = known,
+                            .note = note,
+                            .note_load = note});
   std::optional<DescribedMachine> described;
   if (made.machine) described.emplace(*made.machine, config);
   engine::PlanningMachine& machine =

@@ -1,7 +1,6 @@
 #include "runtime/engine/embedded/needs.hpp"
 
 #include <algorithm>
-#include <limits>
 #include <optional>
 #include <utility>
 
@@ -23,8 +22,6 @@ config::TrainOptions train_options(const EmbeddedOptions& options) {
   train.threads = options.threads;
   train.isa = options.isa;
   train.seed = options.seed;
-  // What lies on disk is no run of its own: whoever trains says when it is saved.
-  train.commit_every = std::numeric_limits<std::uint64_t>::max();
   return train;
 }
 

@@ -23,7 +23,7 @@ class PlanLists {
     return plan == gathering_plan(engine_.workload());
   }
   /// Whether an update is decided that no plan has applied.
-  [[nodiscard]] bool has_pending() const { return cycle_.update().pending; }
+  [[nodiscard]] bool has_pending() const { return cycle_.has_pending(); }
   /// Number of ops of the longest list.
   [[nodiscard]] std::size_t most_ops() const;
   /// Returns the signal that wakes the thread which runs a list.

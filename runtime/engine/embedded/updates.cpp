@@ -31,13 +31,15 @@ void EmbeddedUpdates::set_group(std::uint32_t group, const cpu_adam::AdamOptions
 
 bool EmbeddedUpdates::decide(double norm, const EmbeddedStep& step,
                              const std::vector<bool>& skipped) {
-  TrainingState& state = cycle_.state();
+  TrainingState state = cycle_.state();
   check(state.updates < std::numeric_limits<std::uint64_t>::max(), ErrorCode::invalid_argument,
         fmt::format("parameters were updated {} times, and no more can be counted: set fewer "
                     "updates",
                     state.updates));
   const double clip = clip_factor(norm, step.max_norm);
   std::vector<std::uint64_t> counts = counts_;
+  // decide_update asks only whether the norm is finite: it takes back its own loss scale, and
+  // finite gradients stay finite. The divisor of a caller may make them overflow fp32.
   PendingUpdate next{.pending = norm * clip <= std::numeric_limits<float>::max(), .groups = {}};
   if (next.pending) {
     for (std::size_t i = 0; i < counts.size(); ++i) {
@@ -45,12 +47,12 @@ bool EmbeddedUpdates::decide(double norm, const EmbeddedStep& step,
     }
     make_update(clip / step.gradient_divisor, counts, skipped, next);
   }
-  // Nothing is counted before the last call that can throw.
   ++state.step;
   ++(next.pending ? state.updates : state.skipped);
+  // Nothing is counted before the last call that can throw.
   counts_ = std::move(counts);
-  cycle_.update() = std::move(next);
-  return cycle_.update().pending;
+  cycle_.decide(state, next);
+  return cycle_.has_pending();
 }
 
 cpu_adam::UpdateScalars EmbeddedUpdates::scalars_of(std::uint32_t group, std::uint64_t updates,
@@ -83,13 +85,19 @@ void EmbeddedUpdates::make_update(double scale, std::span<const std::uint64_t> c
 }
 
 void EmbeddedUpdates::set_counts(std::uint64_t updates) {
-  cycle_.state().updates = updates;
   std::ranges::fill(counts_, updates);
+  amend_updates();
 }
 
 void EmbeddedUpdates::set_count(std::uint32_t parameter, std::uint64_t updates) {
   counts_[parameter] = updates;
-  cycle_.state().updates = std::ranges::max(counts_);
+  amend_updates();
+}
+
+void EmbeddedUpdates::amend_updates() {
+  TrainingState state = cycle_.state();
+  state.updates = std::ranges::max(counts_);
+  cycle_.amend(state);
 }
 
 }  // namespace spillway::engine

@@ -39,6 +39,7 @@ class EmbeddedUpdates {
                                                    double scale) const;
   void make_update(double scale, std::span<const std::uint64_t> counts,
                    const std::vector<bool>& skipped, PendingUpdate& update) const;
+  void amend_updates();
 
   EmbeddedOptions& options_;
   const EmbeddedLayout& layout_;

@@ -30,20 +30,6 @@ Bytes room_of(const CalibrationRequest& request) {
   return one_memory ? budgets.device + budgets.host : budgets.host;
 }
 
-/// Shares by rate, if every directory has the space for its own: two slots of each tile, and a
-/// hundredth for records and rounding.
-std::vector<double> weights_that_fit(const DriveTunings& drives,
-                                     std::span<const std::filesystem::path> directories,
-                                     Bytes one_slot) {
-  std::vector<double> weights = nvme_swap::stripe_weights(drives);
-  const double sum = std::accumulate(weights.begin(), weights.end(), 0.0);
-  for (std::size_t i = 0; i < weights.size(); ++i) {
-    const double share = 2.02 * static_cast<double>(one_slot.value()) * weights[i] / sum;
-    if (share > static_cast<double>(std::filesystem::space(directories[i]).available)) return {};
-  }
-  return weights;
-}
-
 std::size_t tuned_prefetch(const CalibrationRequest& request, MachineTuning& known,
                            const std::function<void(const std::string&)>& note) {
   const std::size_t threads = request.options.threads;
@@ -109,11 +95,19 @@ Tuning tune(const CalibrationRequest& request, const plan::Placement& placement,
   return tuning;
 }
 
-std::vector<double> disk_weights(const CalibrationRequest& request, const DriveTunings& drives,
-                                 const plan::Placement& placement) {
+/// Every directory needs the space for its share: two slots of each tile, and a hundredth for
+/// records and rounding.
+std::vector<double> disk_weights(const DriveTunings& drives,
+                                 std::span<const std::filesystem::path> directories,
+                                 Bytes one_slot) {
   if (drives.empty()) return {};
-  return weights_that_fit(drives, *request.state_directories,
-                          plan::slots_on_disk(request.workload, placement));
+  std::vector<double> weights = nvme_swap::stripe_weights(drives);
+  const double sum = std::accumulate(weights.begin(), weights.end(), 0.0);
+  for (std::size_t i = 0; i < weights.size(); ++i) {
+    const double share = 2.02 * static_cast<double>(one_slot.value()) * weights[i] / sum;
+    if (share > static_cast<double>(std::filesystem::space(directories[i]).available)) return {};
+  }
+  return weights;
 }
 
 plan::MachineProfile calibrate(const CalibrationRequest& request, const Tuning& tuning,

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <functional>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -39,11 +40,12 @@ struct Tuning {
                           MachineTuning& known,
                           const std::function<void(const std::string&)>& note);
 
-/// Returns each state directory's share of a new store's tiles, by the speed of its drive; empty,
-/// for equal shares, where nothing was measured or a drive lacks the space for its share.
-[[nodiscard]] std::vector<double> disk_weights(const CalibrationRequest& request,
-                                               const DriveTunings& drives,
-                                               const plan::Placement& placement);
+/// Returns each directory's share of a new store's tiles, by the speed of its drive; empty, for
+/// equal shares, where nothing was measured or a drive lacks the space for its share. `one_slot`:
+/// of all tiles.
+[[nodiscard]] std::vector<double> disk_weights(const DriveTunings& drives,
+                                               std::span<const std::filesystem::path> directories,
+                                               Bytes one_slot);
 
 /// Measures the rates of the machine. Throws `Error{does_not_fit}` where the budgets or a drive
 /// have no room for the least that can be measured. Calls `note` if other processes were busy

@@ -1,15 +1,13 @@
-// OwnMachine: the machine that this process runs on, behind the planner, for a run and for a plan
-// that is only shown: measured with the operators, the kernel and the disks that the run would
+// The machine that this process runs on, behind the planner: measured for a run with the model, the
+// kernel and the disks that it has, and for a plan that is only shown with those that a run would
 // have. Control thread only.
 #pragma once
 
-#include <cstdint>
 #include <filesystem>
 #include <optional>
 #include <utility>
 #include <vector>
 
-#include "runtime/engine/device/compute_device.hpp"
 #include "runtime/engine/device/model_runtime.hpp"
 #include "runtime/engine/machine/calibrate.hpp"
 #include "runtime/engine/machine/machine_share.hpp"
@@ -30,52 +28,77 @@ struct MachinePart {
                                       const plan::Workload& workload, RankGroups& ranks) const;
 };
 
-class OwnMachine final : public PlanningMachine {
+class OwnMachine : public PlanningMachine {
  public:
-  /// The model of a run, made before its plan, and the folders of its state.
-  struct OfRun {
-    ModelRuntime& model;  ///< made anew where attention is to have another bound
-    const DeviceRecord& device;
-    std::vector<std::filesystem::path> state_directories;
-  };
   struct Parts {
     const model::ModelConfig& config;
     MachinePart part;
     RankGroups& ranks;
     MachineTuning& known;
     Note note;
-    Note note_load;              ///< receives that other processes were busy
-    std::optional<OfRun> run{};  ///< absent: the run is only planned, and its model has sizes
+    Note note_load;  ///< receives that other processes were busy
   };
-  /// All that `parts` refers to outlives this object.
-  explicit OwnMachine(Parts parts) : parts_(std::move(parts)) {}
 
   [[nodiscard]] plan::Budgets budgets(const config::TrainOptions& options,
-                                      const plan::Workload& workload) override {
+                                      const plan::Workload& workload) final {
     return parts_.part.budgets(options, workload, parts_.ranks);
   }
-  [[nodiscard]] plan::Workload fit_model(const model::ModelConfig& config,
-                                         const config::TrainOptions& options,
-                                         const plan::Replicas& replicas,
-                                         Bytes score_gradients) override;
-  [[nodiscard]] plan::MachineProfile profile(const config::TrainOptions& options,
+  /// Returns with what the last profile was measured.
+  [[nodiscard]] const Tuning& tuning() const { return tuning_; }
+
+ protected:
+  /// All that `parts` refers to outlives this object.
+  explicit OwnMachine(Parts parts) : parts_(std::move(parts)) {}
+  [[nodiscard]] const Parts& parts() const { return parts_; }
+
+  using Directories = std::optional<std::vector<std::filesystem::path>>;
+  /// Measures with this model; `state`: the directories whose disks are measured. The other
+  /// arguments are those of `profile`.
+  [[nodiscard]] plan::MachineProfile measure(const config::TrainOptions& options,
                                              const plan::Workload& whole,
                                              const plan::Budgets& budgets,
-                                             const plan::Placement& fitting) override;
-  /// Returns the software prefetch distance of updates with which the last profile was measured.
-  [[nodiscard]] std::size_t update_prefetch() const { return tuning_.update_prefetch; }
-  /// Tunes a new store of the run's state likewise.
-  void tune(const Planned& plan, nvme_swap::StoreOptions& store) const;
+                                             const plan::Placement& fitting,
+                                             const ModelRuntime& model, const Directories& state);
 
  private:
-  [[nodiscard]] CalibrationRequest request_for(const config::TrainOptions& options,
-                                               const plan::Workload& workload,
-                                               const plan::Budgets& budgets,
-                                               const ModelRuntime& model) const;
   void tune_in_turn(const CalibrationRequest& request, const plan::Placement& fitting);
 
   Parts parts_;
   Tuning tuning_;
+};
+
+/// For a run, whose model is made before its plan.
+class RunMachine final : public OwnMachine {
+ public:
+  /// `model` outlives this object.
+  RunMachine(Parts parts, const ModelRuntime& model,
+             std::vector<std::filesystem::path> state_directories)
+      : OwnMachine(std::move(parts)),
+        model_(model),
+        state_directories_(std::move(state_directories)) {}
+
+  [[nodiscard]] plan::MachineProfile profile(const config::TrainOptions& options,
+                                             const plan::Workload& whole,
+                                             const plan::Budgets& budgets,
+                                             const plan::Placement& fitting) override {
+    return measure(options, whole, budgets, fitting, model_, state_directories_);
+  }
+
+ private:
+  const ModelRuntime& model_;
+  const std::vector<std::filesystem::path> state_directories_;
+};
+
+/// For a plan that is only shown: there is a model while the machine is measured, and a disk is
+/// measured if the plan uses it.
+class ShownMachine final : public OwnMachine {
+ public:
+  explicit ShownMachine(Parts parts) : OwnMachine(std::move(parts)) {}
+
+  [[nodiscard]] plan::MachineProfile profile(const config::TrainOptions& options,
+                                             const plan::Workload& whole,
+                                             const plan::Budgets& budgets,
+                                             const plan::Placement& fitting) override;
 };
 
 }  // namespace spillway::engine

@@ -2,6 +2,8 @@
 // to know of a plan.
 #pragma once
 
+#include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "runtime/config/train_options.hpp"
@@ -22,6 +24,10 @@ struct Planned {
   plan::Placement placement;
   /// Its step is that of the job: of the stage that waits least for the others.
   plan::Prediction prediction{};
+  std::uint64_t commit_every = 0;  ///< steps, as the options have it or as planned; 0: never
+  /// Bound of the gradients of scores with which the model is made (spare_score_gradients); absent:
+  /// the usual one.
+  std::optional<Bytes> score_gradients{};
 
   /// Lists all bytes that the placement takes.
   [[nodiscard]] std::vector<plan::MemoryItem> memory() const {

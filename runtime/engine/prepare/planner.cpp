@@ -8,6 +8,7 @@
 
 #include "runtime/base/error.hpp"
 #include "runtime/engine/device/model_runtime.hpp"
+#include "runtime/engine/prepare/commit_every.hpp"
 #include "runtime/engine/prepare/place.hpp"
 #include "runtime/engine/prepare/score_gradients.hpp"
 #include "runtime/engine/prepare/stage_layers.hpp"
@@ -50,6 +51,14 @@ void place_fastest(Planned& planned, const plan::Placement& fitting, RankGroups&
       seconds_of_job(ranks, planned.workload.stage.stretch, planned.prediction.step_seconds);
 }
 
+/// Returns the steps between commits. Stages have other state and other places for it, and commit
+/// the same steps.
+std::uint64_t commit_every_of(const Planned& planned, RankGroups& ranks) {
+  if (planned.options.commit_every > 0) return planned.options.commit_every;
+  return largest_of(ranks, planned_commit_every(planned.workload, planned.placement,
+                                                planned.profile, planned.prediction.step_seconds));
+}
+
 /// Refuses what ranks that have micro-batches of their own exclude in this version.
 void check_replicas(const config::TrainOptions& options, const plan::Replicas& replicas) {
   if (replicas.count == 1) return;
@@ -68,13 +77,6 @@ void check_replicas(const config::TrainOptions& options, const plan::Replicas& r
 
 }  // namespace
 
-plan::Workload PlanningMachine::fit_model(const model::ModelConfig& config,
-                                          const config::TrainOptions& options,
-                                          const plan::Replicas& replicas, Bytes score_gradients) {
-  const ModelRuntime sizes = make_model_sizes(config, options, score_gradients);
-  return make_workload(config, *sizes.transformer, options, replicas);
-}
-
 Planned plan_rank(const model::ModelConfig& config, config::TrainOptions resolved,
                   const plan::Replicas& replicas, StageLayers stage_layers,
                   PlanningMachine& machine, RankGroups& ranks, const Note& note) {
@@ -84,8 +86,7 @@ Planned plan_rank(const model::ModelConfig& config, config::TrainOptions resolve
   config::TrainOptions& options = planned.options;
   const std::uint32_t stage = ranks.place().stage();
   const bool balances = balances_stages(options) && stage_layers == StageLayers::chosen;
-  const plan::Workload whole =
-      machine.fit_model(config, options, replicas, model::cuda::kScoreGradients);
+  const plan::Workload whole = make_workload(config, options, replicas);
   planned.workload = of_stage(whole, options, stage);
   planned.budgets = machine.budgets(options, planned.workload);
   const auto take_cut = [&](const plan::BalancedLayers& layers, config::TrainOptions& named) {
@@ -97,7 +98,8 @@ Planned plan_rank(const model::ModelConfig& config, config::TrainOptions resolve
     take_cut(cut_stages(whole, options, planned.budgets, nullptr, ranks), provisional);
   }
   plan::Placement fitting = place(config, options, planned.workload, planned.budgets);
-  planned.profile = slowest(ranks, machine.profile(options, whole, planned.budgets, fitting));
+  planned.profile =
+      slowest(ranks, with_links(ranks, machine.profile(options, whole, planned.budgets, fitting)));
   if (balances) {
     const plan::BalancedLayers layers =
         cut_stages(whole, options, planned.budgets, &planned.profile, ranks);
@@ -106,12 +108,15 @@ Planned plan_rank(const model::ModelConfig& config, config::TrainOptions resolve
     note_cut(layers, note);
   }
   place_fastest(planned, fitting, ranks);
+  planned.commit_every = commit_every_of(planned, ranks);
   // Attention may use what the placement leaves of the device's memory.
   const Bytes scores = spare_score_gradients(config, options, planned.workload, planned.placement,
                                              planned.budgets.device);
   if (scores != model::cuda::kScoreGradients) {
+    planned.score_gradients = scores;
+    const ModelRuntime wider = make_model_sizes(config, options, scores);
     planned.workload =
-        of_stage(machine.fit_model(config, options, replicas, scores), options, stage);
+        of_stage(make_workload(config, *wider.transformer, options, replicas), options, stage);
   }
   return planned;
 }

@@ -1,7 +1,6 @@
 // Planner: from the options of a run to the plan of one of its ranks. `spillway train` and
 // `spillway plan` both call plan_rank, so equal inputs give equal plans. Inputs may differ:
-// - `plan` reads how much memory is free before there is a model, and takes its sizes from its
-//   description; `train` reads that once its model is made, and asks the model.
+// - `plan` reads how much memory is free before there is a model, `train` once its model is made.
 // - A resumed run keeps the choices that it recorded.
 // - `train` measures disks and the network; for a described machine, `plan` takes rates from the
 //   description.
@@ -28,14 +27,8 @@ class PlanningMachine {
   /// Returns the memory and disk that the rank may fill.
   [[nodiscard]] virtual plan::Budgets budgets(const config::TrainOptions& options,
                                               const plan::Workload& workload) = 0;
-  /// Gives attention at most `score_gradients` at once (spare_score_gradients), and returns the
-  /// work of `replicas` with that model before it is cut into stages. Here no device runs the
-  /// model, and nothing of it is left.
-  [[nodiscard]] virtual plan::Workload fit_model(const model::ModelConfig& config,
-                                                 const config::TrainOptions& options,
-                                                 const plan::Replicas& replicas,
-                                                 Bytes score_gradients);
-  /// Returns the rates of the machine for that work. `fitting`: a placement of the rank's part.
+  /// Returns the rates of the machine for the work before it is cut into stages. `fitting`: a
+  /// placement of the rank's part.
   [[nodiscard]] virtual plan::MachineProfile profile(const config::TrainOptions& options,
                                                      const plan::Workload& whole,
                                                      const plan::Budgets& budgets,

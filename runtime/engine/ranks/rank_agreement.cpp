@@ -128,7 +128,7 @@ plan::Budgets least(RankGroups& ranks, const plan::Budgets& mine) {
   return result;
 }
 
-plan::MachineProfile slowest(RankGroups& ranks, plan::MachineProfile mine) {
+plan::MachineProfile with_links(RankGroups& ranks, plan::MachineProfile mine) {
   using Group = RankGroups::Group;
   const auto measure = [&](Group group, double& rate) {
     if (ranks.host(group) != nullptr) rate = network_rate(*ranks.host(group));
@@ -136,6 +136,10 @@ plan::MachineProfile slowest(RankGroups& ranks, plan::MachineProfile mine) {
   measure(Group::job, mine.net);
   measure(Group::node, mine.net_node);
   measure(Group::tensor, mine.net_tensor);
+  return mine;
+}
+
+plan::MachineProfile slowest(RankGroups& ranks, const plan::MachineProfile& mine) {
   using Profile = plan::MachineProfile;
   constexpr double Profile::*kRates[] = {
       &Profile::gpu_flops,  &Profile::h2d,        &Profile::d2h,        &Profile::h2d_d2h_combined,

@@ -31,7 +31,9 @@ using MachineName = std::array<char, 256>;
 
 /// Returns the least of each budget over all ranks.
 [[nodiscard]] plan::Budgets least(RankGroups& ranks, const plan::Budgets& mine);
-/// Measures the links between ranks, and returns the slowest of each rate over all ranks.
-[[nodiscard]] plan::MachineProfile slowest(RankGroups& ranks, plan::MachineProfile mine);
+/// Measures the links between ranks, and returns this rank's profile with their rates.
+[[nodiscard]] plan::MachineProfile with_links(RankGroups& ranks, plan::MachineProfile mine);
+/// Returns the slowest of each rate over all ranks.
+[[nodiscard]] plan::MachineProfile slowest(RankGroups& ranks, const plan::MachineProfile& mine);
 
 }  // namespace spillway::engine

@@ -12,14 +12,10 @@
 #include "runtime/engine/run/contents.hpp"
 #include "runtime/model/hf/checkpoint.hpp"
 #include "runtime/model/initialize.hpp"
-#include "runtime/plan/placement/placement.hpp"
 
 namespace spillway::engine {
 namespace {
 
-/// Commits of state that lives in memory may keep the disk busy for this share of the time: they
-/// are written behind a step, but wear the drive.
-constexpr double kCommitShare = 0.05;
 /// What is as large as this becomes infinite in fp16, whose largest number is 65504.
 constexpr float kBeyondFp16 = 65520;
 
@@ -80,20 +76,6 @@ std::uint64_t steps_of(const config::TrainOptions& options, const data::Sampler&
   if (options.steps > 0) return options.steps;
   const std::uint64_t windows = config::windows_of_step(options) * ranks;
   return std::max<std::uint64_t>(sampler.windows() / windows, 1);
-}
-
-std::uint64_t planned_commit_every(const plan::Workload& workload, const plan::Placement& placement,
-                                   const plan::MachineProfile& profile, double step_seconds) {
-  double bytes = 0;
-  for (std::uint32_t b = 0; b < workload.blocks.size(); ++b) {
-    if (placement.blocks[b].state == plan::Tier::nvme) continue;
-    const Bytes state = plan::slot_bytes(placement.format, workload.shard_elements(b));
-    bytes += static_cast<double>(state.value());
-  }
-  if (bytes == 0) return 1;
-  const double commit_seconds = bytes / profile.nvme_write;
-  return static_cast<std::uint64_t>(
-      std::ceil(std::max(1.0, commit_seconds / (kCommitShare * step_seconds))));
 }
 
 std::unique_ptr<model::ParameterSource> initial_parameters(const TrainRequest& request,

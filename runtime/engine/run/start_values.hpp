@@ -14,8 +14,6 @@
 #include "runtime/engine/run/training_data.hpp"
 #include "runtime/model/parameter_layout.hpp"
 #include "runtime/model/parameter_source.hpp"
-#include "runtime/plan/machine_profile.hpp"
-#include "runtime/plan/placement/placement.hpp"
 
 namespace spillway::engine {
 
@@ -28,13 +26,6 @@ namespace spillway::engine {
 /// Returns the configured steps, or one epoch of so many ranks.
 [[nodiscard]] std::uint64_t steps_of(const config::TrainOptions& options,
                                      const data::Sampler& sampler, std::uint32_t ranks);
-
-/// Returns the steps between commits, so that writing the state that lives in memory takes a
-/// twentieth of their time; 1 if all state is on disk.
-[[nodiscard]] std::uint64_t planned_commit_every(const plan::Workload& workload,
-                                                 const plan::Placement& placement,
-                                                 const plan::MachineProfile& profile,
-                                                 double step_seconds);
 
 /// Returns the masters of step 0: the checkpoint's that the request starts from, or random ones.
 [[nodiscard]] std::unique_ptr<model::ParameterSource> initial_parameters(

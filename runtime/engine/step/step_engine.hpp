@@ -62,9 +62,10 @@ class StepEngine {
   ~StepEngine();
 
   [[nodiscard]] const EngineSetup& setup() const { return setup_; }
-  [[nodiscard]] const config::TrainOptions& options() const { return setup_.plan.options; }
-  [[nodiscard]] const plan::Workload& workload() const { return setup_.plan.workload; }
-  [[nodiscard]] const plan::Placement& placement() const { return setup_.plan.placement; }
+  [[nodiscard]] const Planned& plan() const { return setup_.plan; }
+  [[nodiscard]] const config::TrainOptions& options() const { return plan().options; }
+  [[nodiscard]] const plan::Workload& workload() const { return plan().workload; }
+  [[nodiscard]] const plan::Placement& placement() const { return plan().placement; }
   [[nodiscard]] cpu_adam::Isa isa() const { return options().isa.value_or(cpu_adam::best_isa()); }
   [[nodiscard]] offload::DeviceBackend& backend() const { return *backend_; }
   /// Gives the backend away, which must still outlive this object. Nothing runs any more.

@@ -2,8 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-
 #include "runtime/base/error.hpp"
 
 namespace spillway::engine {
@@ -22,8 +20,9 @@ Commits::Commits(StepEngine& engine, StateIo& state_io, const TrainingState& sta
       ranks_in_step_(ranks_in_step) {}
 
 bool Commits::due_next() const {
-  const std::uint64_t every = std::max<std::uint64_t>(engine_.options().commit_every, 1);
-  const bool due = engine_.placement().commits && state_.step > 0 && state_.step % every == 0;
+  const std::uint64_t every = engine_.plan().commit_every;
+  const bool due =
+      engine_.placement().commits && every > 0 && state_.step > 0 && state_.step % every == 0;
   return (due || copying()) && committed_step_ != state_.step;
 }
 

@@ -36,8 +36,9 @@ bool has_blocks_of(const SavedState& source, const EngineSetup& setup) {
 
 }  // namespace
 
-StepCycle::StepCycle(StepEngine& engine)
+StepCycle::StepCycle(StepEngine& engine, const TrainingState& first)
     : engine_(engine),
+      state_(first),
       lists_(engine),
       last_step_(lists_.after(0).step.get()),
       state_io_(engine.workload(), engine.placement(), engine.memory(), engine.slots(),
@@ -88,6 +89,11 @@ void StepCycle::read_masters(std::uint32_t block, std::span<float> masters) {
   flush(Commit::no);
   engine_.actions().forget_staged();
   state_io_.read_masters(block, masters);
+}
+
+void StepCycle::decide(const TrainingState& state, PendingUpdate& update) noexcept {
+  state_ = state;
+  std::swap(update_, update);
 }
 
 /// An error in the middle of a list leaves some tiles updated and some not.

@@ -18,8 +18,9 @@ namespace spillway::engine {
 class StepCycle {
  public:
   /// Makes all lists ready to run on `engine`, which outlives this object, and reads the state that
-  /// its store has committed, if it resumes one. All ranks make theirs at once.
-  explicit StepCycle(StepEngine& engine);
+  /// its store has committed, if it resumes one; another begins with `first`. All ranks make theirs
+  /// at once.
+  explicit StepCycle(StepEngine& engine, const TrainingState& first = {});
   StepCycle(const StepCycle&) = delete;
   StepCycle& operator=(const StepCycle&) = delete;
 
@@ -36,12 +37,15 @@ class StepCycle {
   void adopt(const SavedState& source);
   /// Reads the masters of one block after all updates; [padded] fp32.
   void read_masters(std::uint32_t block, std::span<float> masters);
-  /// Returns the state after the last step; whoever decides on a step counts it there.
-  [[nodiscard]] TrainingState& state() { return state_; }
+  /// Returns the state after the last step that is decided.
   [[nodiscard]] const TrainingState& state() const { return state_; }
-  /// Returns the update that the next list applies; whoever decides on a step sets it there.
-  [[nodiscard]] PendingUpdate& update() { return update_; }
-  [[nodiscard]] const PendingUpdate& update() const { return update_; }
+  /// Whether an update is decided that no list has applied.
+  [[nodiscard]] bool has_pending() const { return update_.pending; }
+  /// Ends the step whose list has run: `state` is that after it, and the next list applies
+  /// `update`. The memory of an earlier update comes back in `update`, for the next one.
+  void decide(const TrainingState& state, PendingUpdate& update) noexcept;
+  /// Replaces the numbers of the state that are known, or set, only after their step was decided.
+  void amend(const TrainingState& state) { state_ = state; }
   /// Whether the state in memory can be committed: no error has interrupted an operation.
   [[nodiscard]] bool is_sound() const { return sound_; }
 

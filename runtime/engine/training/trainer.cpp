@@ -18,6 +18,12 @@ using Group = RankGroups::Group;
 
 namespace {
 
+/// Returns the state of step 0.
+TrainingState first_state(const config::TrainOptions& options) {
+  return {.loss_scale =
+              config::initial_loss_scale(options.loss_scale, options.compute == DType::fp16)};
+}
+
 /// Returns the sum of a result's squares over all blocks, without the loss behind them.
 double sum_of(std::span<const double> squares) {
   return std::accumulate(squares.begin(), squares.end() - 1, 0.0);
@@ -28,7 +34,7 @@ double sum_of(std::span<const double> squares) {
 Trainer::Trainer(const EngineSetup& setup, ModelRuntime model)
     : model_(std::move(model)),
       engine_(setup, model_),
-      cycle_(engine_),
+      cycle_(engine_, first_state(engine_.options())),
       steps_of_sums_(steps_of_sums(engine_.options(), workload())),
       squares_(steps_of_sums_ * (workload().blocks.size() + 1)),
       evaluation_executor_(
@@ -37,9 +43,6 @@ Trainer::Trainer(const EngineSetup& setup, ModelRuntime model)
   engine_.ranks().expect_sums(Group::tensor, workload().blocks.size() + 1);
   engine_.ranks().expect_sums(Group::stages, squares_.size());
   if (engine_.ranks().host(Group::replicas) != nullptr) rank_sums_.emplace(engine_);
-  if (setup.store.start == Start::resumed) return;
-  cycle_.state().loss_scale =
-      config::initial_loss_scale(engine_.options().loss_scale, workload().compute == DType::fp16);
 }
 
 /// The ranks take their micro-batches of a round one after the other, so that the order of the data
@@ -103,20 +106,24 @@ std::span<const StepResult> Trainer::step(const data::TokenFile& tokens,
   if (results_complete_) results_.clear();
   results_complete_ = false;
   fetch(tokens, sampler);
-  TrainingState& state = cycle_.state();
   StepResult& result = results_.emplace_back();
   result.tokens = plan::tokens_of_step(workload());
-  result.scale = state.loss_scale.scale;
+  result.scale = cycle_.state().loss_scale.scale;
   const bool commits = cycle_.commits().due_next();
   cycle_.run_step(static_cast<float>(result.scale / static_cast<double>(result.tokens)));
 
   const std::span<double> squares = squares_of(results_.size() - 1);
   sum_up(squares);
+  TrainingState state = cycle_.state();
   state.cursor += config::windows_of_step(engine_.options()) * workload().replicas.count;
   result.step = ++state.step;
   if (steps_of_sums_ > 1) {
-    decide_early(engine_.options(), state, result, sum_of(squares), cycle_.update());
+    decide_early(engine_.options(), state, result, sum_of(squares), decided_);
+  } else {
+    meet();
+    decide_update(engine_.options(), state, result, decided_);
   }
+  cycle_.decide(state, decided_);
   if (commits || cycle_.commits().due_next() || results_.size() == steps_of_sums_) {
     static_cast<void>(gather_results());
   }
@@ -124,8 +131,8 @@ std::span<const StepResult> Trainer::step(const data::TokenFile& tokens,
   return results_complete_ ? std::span<const StepResult>(results_) : std::span<const StepResult>{};
 }
 
-std::span<const StepResult> Trainer::gather_results() {
-  if (results_complete_) return {};
+/// Brings losses and norms of all results together.
+void Trainer::meet() {
   results_complete_ = true;
   engine_.ranks().add_up(
       Group::stages, std::span(squares_).first(results_.size() * (workload().blocks.size() + 1)));
@@ -134,12 +141,15 @@ std::span<const StepResult> Trainer::gather_results() {
     const std::span<const double> squares = squares_of(i);
     result.loss = squares.back() / static_cast<double>(result.tokens);
     result.grad_norm = std::sqrt(sum_of(squares)) / result.scale;
-    if (steps_of_sums_ > 1) {
-      judge_late(engine_.options(), cycle_.state(), result);
-    } else {
-      decide_update(engine_.options(), cycle_.state(), result, cycle_.update());
-    }
   }
+}
+
+std::span<const StepResult> Trainer::gather_results() {
+  if (results_complete_) return {};
+  meet();
+  TrainingState state = cycle_.state();
+  for (StepResult& result : results_) judge_late(engine_.options(), state, result);
+  cycle_.amend(state);
   return results_;
 }
 

@@ -49,6 +49,7 @@ class Trainer {
   [[nodiscard]] std::size_t own_leaves(std::uint32_t block, std::size_t all) const;
   void sum_up(std::span<double> squares);
   [[nodiscard]] std::span<double> squares_of(std::size_t result);
+  void meet();
   [[nodiscard]] const plan::Workload& workload() const { return engine_.workload(); }
 
   ModelRuntime model_;  // outlives the engine
@@ -58,6 +59,7 @@ class Trainer {
   std::optional<RankSums> rank_sums_;  // where the stage has several ranks
   std::vector<StepResult> results_;    // since the stages have met
   std::vector<double> squares_;  // of each result by block, of its gradient; behind them its loss
+  PendingUpdate decided_;        // its memory is used again
   bool results_complete_ = true;
   std::unique_ptr<Executor> evaluation_executor_;
 };

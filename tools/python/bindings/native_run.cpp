@@ -136,8 +136,8 @@ class Watcher final : public engine::TrainObserver {
 
   void planned(const engine::TrainPlan& plan) override {
     const cli::PlanView view{.plan = plan.plan};
-    const std::string text = fmt::format("{}commits    every {} step(s)\n", cli::to_text(view),
-                                         plan.plan.options.commit_every);
+    const std::string text =
+        fmt::format("{}commits    every {} step(s)\n", cli::to_text(view), plan.plan.commit_every);
     call("planned", cli::to_json(view).dump(), text, plan.first_step, plan.steps);
     cli::keep_plan(run_, plan, [this](const std::string& note) { noted(note); });
   }
