@@ -9,6 +9,7 @@
 
 #include "offload/cuda/detail/cuda_backend.hpp"
 #include "offload/cuda/detail/cuda_stream.hpp"
+#include "offload/cuda/detail/current_device.hpp"
 #include "offload/cuda/detail/pinned_memory.hpp"
 #include "offload/cuda/detail/shared_device.hpp"
 #include "offload/detail/account.hpp"
@@ -45,6 +46,7 @@ class CudaBackend final : public DeviceBackend {
   [[nodiscard]] std::string_view name() const override { return "cuda"; }
 
   [[nodiscard]] std::byte* allocate(MemoryKind kind, Bytes size) override {
+    const CurrentDevice current(*api_, number_);  // the thread may have chosen another one since
     const std::uint32_t number = account_of(kind).take(size);
     return kind == MemoryKind::device ? allocate_device(size) : allocate_pinned(size, number);
   }

@@ -223,10 +223,10 @@ SPILLWAY_API spillway_status spillway_start(spillway_trainer* trainer,
                                             const spillway_options* options);
 
 /// Gives the place of a parameter's values from the start to spillway_destroy: in host memory, or
-/// in that of the GPU where the options say SPILLWAY_CUDA and it is of no unit. The program may
-/// compute with them there, or copy from there after each step. `values`: its shape lives as long.
-/// They may be read between spillway_wait (or spillway_step without `defers_updates`) and the next
-/// spillway_step.
+/// in that of the GPU where the options say SPILLWAY_CUDA and it is of no unit. The calls that
+/// release and resume a device move those of no unit. The program may compute with them there, or
+/// copy from there after each step. `values`: its shape lives as long. They may be read between
+/// spillway_wait (or spillway_step without `defers_updates`) and the next spillway_step.
 SPILLWAY_API spillway_status spillway_values(spillway_trainer* trainer, uint32_t parameter,
                                              spillway_tensor* values);
 /// Reports that the program has written the values of a parameter itself, between a
@@ -305,8 +305,7 @@ SPILLWAY_API spillway_status spillway_synchronize(spillway_trainer* trainer);
 /// Passes of a unit.
 enum { SPILLWAY_FORWARD = 0, SPILLWAY_BACKWARD = 1 };
 /// Begins a pass of a unit, where the options have `device_memory`: blocks until its parameters are
-/// on the device. Units that come in order, forward or in reverse, are uploaded ahead; any other
-/// order works, and waits.
+/// on the device. Units in order, forward or in reverse, are uploaded ahead; any other order waits.
 SPILLWAY_API spillway_status spillway_enter(spillway_trainer* trainer, uint32_t unit, int32_t pass);
 /// Gives the place of a parameter of the entered unit on the device, until spillway_leave.
 SPILLWAY_API spillway_status spillway_device_values(spillway_trainer* trainer, uint32_t parameter,
@@ -316,14 +315,22 @@ SPILLWAY_API spillway_status spillway_device_values(spillway_trainer* trainer, u
 /// steps, calls that forget gradients, and those of state, values and checkpoints fail.
 SPILLWAY_API spillway_status spillway_leave(spillway_trainer* trainer, uint32_t unit, int32_t ready,
                                             void* handle);
+/// Frees all memory of the device between steps, once the work that `ready` and `handle` name is
+/// over. Until spillway_resume_device, parameters are in host memory, where spillway_values says
+/// and the program may write them, and state may be read, written and saved. Passes, gradients,
+/// steps and spillway_load fail. It fails itself while a unit is entered or the step has gradients.
+SPILLWAY_API spillway_status spillway_release_device(spillway_trainer* trainer, int32_t ready,
+                                                     void* handle);
+/// Takes the memory again, with what the values are by now, whose places are new ones. Returns
+/// SPILLWAY_OUT_OF_MEMORY, and has taken nothing, where the device has no room.
+SPILLWAY_API spillway_status spillway_resume_device(spillway_trainer* trainer);
 
 /// Gives and sets the hyperparameters of a group, for the next step on. The optimizer stays.
 SPILLWAY_API spillway_status spillway_get_group(spillway_trainer* trainer, uint32_t group,
                                                 spillway_group* values);
 SPILLWAY_API spillway_status spillway_set_group(spillway_trainer* trainer, uint32_t group,
                                                 const spillway_group* values);
-/// Gives the number of steps, and of those that updated: the t of Adam's bias correction. Either
-/// may be null.
+/// Gives the number of steps, and of those that updated, which is Adam's t. Either may be null.
 SPILLWAY_API spillway_status spillway_get_steps(spillway_trainer* trainer, uint64_t* steps,
                                                 uint64_t* updates);
 /// Sets the t of Adam's bias correction, where state comes from another optimizer.
@@ -375,8 +382,7 @@ typedef struct spillway_lane_row {
 } spillway_lane_row;
 #define SPILLWAY_LANE_ROW_INIT \
   { sizeof(spillway_lane_row), 0, 0, 0, 0.0 }
-/// Gives row `row` of the lanes, from 0, as spillway_get_memory does. Strings live as long as the
-/// library.
+/// Gives row `row` of the lanes, from 0, likewise. Strings live as long as the library.
 SPILLWAY_API spillway_status spillway_get_lane(spillway_trainer* trainer, uint32_t row,
                                                spillway_lane_row* values);
 
@@ -385,8 +391,7 @@ SPILLWAY_API spillway_status spillway_get_lane(spillway_trainer* trainer, uint32
 SPILLWAY_API spillway_status spillway_write_trace(spillway_trainer* trainer, const char* path);
 
 /// Applies what is decided and frees everything; the handle is refused from then on. Returns
-/// SPILLWAY_BUSY, and destroys nothing, while a call of another thread uses the trainer. A null
-/// trainer is fine.
+/// SPILLWAY_BUSY, and destroys nothing, while another thread uses the trainer. Null is fine.
 SPILLWAY_API spillway_status spillway_destroy(spillway_trainer* trainer);
 
 #ifdef __cplusplus

@@ -1,4 +1,4 @@
-// Units of parameters that pass through the device.
+// Units of parameters that pass through the device, and the device's memory as a whole.
 #include <fmt/format.h>
 
 #include <array>
@@ -89,5 +89,22 @@ spillway_status spillway_leave(spillway_trainer* trainer, uint32_t unit, int32_t
         capi::read_work({ready, handle}, use->trainer(), fmt::format("unit {}", unit));
     const capi::PassCall one(*use);
     use->trainer().leave(unit, work);
+  });
+}
+
+spillway_status spillway_release_device(spillway_trainer* trainer, int32_t ready, void* handle) {
+  return capi::guarded([&] {
+    const capi::SoleUse use(trainer);
+    use->trainer().release_device(
+        capi::read_work({ready, handle}, use->trainer(), "the device's release"));
+    use->find_values();
+  });
+}
+
+spillway_status spillway_resume_device(spillway_trainer* trainer) {
+  return capi::guarded([&] {
+    const capi::SoleUse use(trainer);
+    use->trainer().resume_device();
+    use->find_values();
   });
 }

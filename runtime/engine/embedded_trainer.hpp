@@ -192,6 +192,7 @@ class EmbeddedTrainer {
   /// Returns where the parameter is kept: [elements] of the dtype, on a multiple of 64 bytes. A
   /// step writes it; the framework may read it in between. With `device_memory` or cuda, a
   /// parameter of no unit is kept on the device; with cuda the address is one of the GPU then.
+  /// `release_device` and `resume_device` change where that is.
   [[nodiscard]] std::span<std::byte> values(std::uint32_t parameter);
   /// Whether that is memory of a GPU.
   [[nodiscard]] bool keeps_on_gpu(std::uint32_t parameter) const;
@@ -214,10 +215,26 @@ class EmbeddedTrainer {
   /// The framework may write where it is kept, between passes.
   [[nodiscard]] std::span<std::byte> frozen_values(std::uint32_t frozen);
   [[nodiscard]] std::span<std::byte> device_frozen(std::uint32_t frozen);
+  /// Whether a frozen tensor is kept in memory of a GPU.
+  [[nodiscard]] bool keeps_frozen_on_gpu(std::uint32_t frozen) const;
   /// Ends the pass: another unit may take the memory of its parameters once `readers` have ended.
   /// Leave a pass that has failed, too: until then calls that end passes, or begin others, throw
   /// `Error{invalid_argument}`.
   void leave(std::uint32_t unit, const offload::ForeignWork& readers = {});
+
+  /// Frees all memory of the device, between steps, for a program that needs it meanwhile, once
+  /// `users` have ended. Until `resume_device`, `values` and `frozen_values` are in host memory,
+  /// where the program may read and write them, and state may be read, written and saved. Calls
+  /// that need the device throw `Error{invalid_argument}`: passes, gradients, steps and `load`.
+  /// Throws `std::bad_alloc`, and has changed nothing, where frozen tensors that stay on the device
+  /// have no room on the host. Nothing happens if the memory is free.
+  void release_device(const offload::ForeignWork& users = {});
+  /// Takes as much memory again, at other addresses, and brings back what `values` and
+  /// `frozen_values` are by now. Throws `Error{out_of_memory}`, and has taken nothing, where the
+  /// device lacks memory; it can be called again then. Nothing happens if the memory is there.
+  void resume_device();
+  /// Whether the memory of the device is free.
+  [[nodiscard]] bool is_released() const;
 
   /// Copies a gradient, [elements] of the dtype, or adds it to those before. Blocks for that, and
   /// while an update still reads the gradient of the step before.

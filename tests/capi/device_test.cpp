@@ -146,6 +146,29 @@ TEST_F(CDevice, StreamsUnitsThroughTheMemoryOfAGpu) {
   });
 }
 
+TEST_F(CDevice, ReleasesTheMemoryOfAGpuBehindAStream) {
+  engine::for_each_stream_order([&](std::uint64_t order) {
+    again();
+    start_on_gpu(/*streamed=*/false);
+    DeviceFramework framework({6, 5});
+    const auto place = [&](std::int32_t device) {
+      spillway_tensor found = SPILLWAY_TENSOR_INIT;
+      EXPECT_EQ(spillway_values(trainer, 1, &found), SPILLWAY_OK);
+      EXPECT_EQ(found.device, device);
+      return std::span(static_cast<std::byte*>(found.data), 5 * sizeof(float));
+    };
+    const std::vector<float> written{9, 8, 7, 6, 5};
+    framework.write(1, place(SPILLWAY_CUDA), std::as_bytes(std::span(written)));
+    SPILLWAY_OK_(spillway_release_device(trainer, SPILLWAY_READY_STREAM, framework.work().handle));
+    const auto kept = place(SPILLWAY_CPU);
+    EXPECT_EQ(floats({kept.begin(), kept.end()}), written) << "order " << order;
+    SPILLWAY_OK_(spillway_resume_device(trainer));
+    framework.read(1, place(SPILLWAY_CUDA));
+    EXPECT_EQ(floats(framework.was_read(1, 5 * sizeof(float))), written) << "order " << order;
+    again();
+  });
+}
+
 TEST_F(CDevice, RefusesMemoryOfTheHostAndOfAnotherGpu) {
   start_on_gpu(/*streamed=*/false);
   DeviceFramework framework({6, 5});

@@ -87,6 +87,38 @@ TEST_F(CStreaming, RefusesValuesThatWereWrittenBeforeTheirUnitHasItsUpdate) {
   for (std::size_t i = 0; i < 5; ++i) EXPECT_NEAR(values(1)[i], start[1][i] - 0.02F, 1e-6);
 }
 
+TEST_F(CStreaming, TheDeviceIsFreeBetweenReleaseAndResume) {
+  add_all();
+  SPILLWAY_OK_(spillway_set_unit(trainer, 0, 0));  // "bias" stays on the device
+  spillway_options options = SPILLWAY_OPTIONS_INIT;
+  options.device_memory = 64 << 10;
+  SPILLWAY_OK_(spillway_start(trainer, &options));
+  visit(0, SPILLWAY_BACKWARD);
+  EXPECT_EQ(spillway_release_device(trainer, SPILLWAY_READY_NOW, nullptr),
+            SPILLWAY_INVALID_ARGUMENT);
+  EXPECT_THAT(spillway_last_message(), HasSubstr("gradients of this step are there already"));
+  SPILLWAY_OK_(give(1, std::vector<float>(5, 1.0F)));
+  SPILLWAY_OK_(spillway_step(trainer, nullptr, nullptr));
+  const float* const there = values(1).data();
+  SPILLWAY_OK_(spillway_release_device(trainer, SPILLWAY_READY_NOW, nullptr));
+  ASSERT_NE(values(1).data(), there);
+  for (std::size_t i = 0; i < 5; ++i) EXPECT_NEAR(values(1)[i], start[1][i] - 0.02F, 1e-6);
+  for (const spillway_status status :
+       {give(1, std::vector<float>(5, 1.0F)), spillway_step(trainer, nullptr, nullptr),
+        spillway_enter(trainer, 0, SPILLWAY_FORWARD)}) {
+    EXPECT_EQ(status, SPILLWAY_INVALID_ARGUMENT);
+    EXPECT_THAT(spillway_last_message(), HasSubstr("call resume_device first"));
+  }
+  std::ranges::fill(values(1), 7.0F);
+  SPILLWAY_OK_(spillway_values_changed(trainer, 1));
+  SPILLWAY_OK_(spillway_resume_device(trainer));
+  EXPECT_THAT(values(1), testing::Each(7.0F));
+  visit(0, SPILLWAY_BACKWARD);
+  SPILLWAY_OK_(give(1, std::vector<float>(5, 1.0F)));
+  SPILLWAY_OK_(spillway_step(trainer, nullptr, nullptr));
+  for (const float value : values(1)) EXPECT_NEAR(value, 7 - 0.02F, 1e-6);
+}
+
 TEST_F(CStreaming, SaysWhatIsOutOfTurn) {
   start_streamed();
   EXPECT_EQ(spillway_set_unit(trainer, 0, 1), SPILLWAY_INVALID_ARGUMENT);

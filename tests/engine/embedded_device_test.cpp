@@ -85,7 +85,8 @@ class EmbeddedDeviceTest : public EmbeddedTrainerTest {
   }
 
   /// The gradients of a step come while a deferred update of the last one runs.
-  std::vector<std::byte> train(EmbeddedTrainer& trainer, DeviceFramework& framework, Kind kind) {
+  std::vector<std::byte> train(EmbeddedTrainer& trainer, DeviceFramework& framework, Kind kind,
+                               bool releases = false) {
     const int passes = static_cast<int>(std::max(trainer.options().gradients_per_step, 1U));
     for (int step = 1; step <= kSteps; ++step) {
       for (int pass = 0; pass < passes; ++pass) {
@@ -93,6 +94,9 @@ class EmbeddedDeviceTest : public EmbeddedTrainerTest {
         backward(trainer, framework, 10 * step + pass, kind);
       }
       trainer.step({.gradient_divisor = 2, .max_norm = 1, .readers = framework.work()});
+      if (!releases) continue;
+      trainer.release_device(framework.work());
+      trainer.resume_device();
     }
     return image(trainer, framework);
   }
@@ -132,6 +136,7 @@ struct DeviceCase {
   bool on_disk = false;
   bool deferred = false;
   bool streamed = false;
+  bool releases = false;
   std::uint32_t gradients = 1;
   Kind ready = Kind::stream;
 };
@@ -152,7 +157,7 @@ TEST_P(EmbeddedDevices, HaveTheBitsOfTheHost) {
     if (it.streamed) device.device_memory = Bytes{20 * 1024 * size_of(it.dtype)};
     DeviceFramework framework(model_.sizes);
     const auto trainer = it.streamed ? make_streamed(device) : make(device);
-    EXPECT_TRUE(train(*trainer, framework, it.ready) == expected) << "order " << order;
+    EXPECT_TRUE(train(*trainer, framework, it.ready, it.releases) == expected) << "order " << order;
     EXPECT_EQ(state(*trainer), state(*host)) << "order " << order;
   });
 }
@@ -169,6 +174,8 @@ INSTANTIATE_TEST_SUITE_P(
                                .ready = Kind::event},
                     DeviceCase{.name = "split_sums", .dtype = DType::bf16, .gradients = 2},
                     DeviceCase{.name = "fp32_streamed", .streamed = true},
+                    DeviceCase{.name = "released", .deferred = true, .releases = true},
+                    DeviceCase{.name = "streamed_released", .streamed = true, .releases = true},
                     DeviceCase{.name = "split_streamed_deferred",
                                .dtype = DType::bf16,
                                .deferred = true,

@@ -246,6 +246,7 @@ TEST_F(EmbeddedStreamingTest, NoCallEndsAPassWhoseUnitIsEntered) {
       [&] { trainer.discard_gradients(); },
       [&] { trainer.take_values(5); },
       [&] { trainer.forget_uploads(); },
+      [&] { trainer.release_device(); },
       [&] { trainer.read_state(5, master, {}, {}); },
       [&] { trainer.write_state(5, master, {}, {}); },
       [&] { trainer.set_updates(7); },

@@ -117,7 +117,11 @@ class Trainer:
         self._on_gpu = options.device == "cuda"
         self._entered = []
         # What a deferred update may be writing when the next step begins is not read.
-        kept = [] if options.defers_updates else map(self._trainer.values, range(len(parameters)))
+        self._read_in_step = range(0 if options.defers_updates else len(parameters))
+        self._find_staying()
+
+    def _find_staying(self):
+        kept = map(self._trainer.values, self._read_in_step)
         self._staying = [(tensor.data_ptr(), tensor.nbytes) for tensor in (
             to_tensor(array) for array in kept if array.__dlpack_device__()[0] == CUDA)]
 
@@ -148,6 +152,10 @@ class Trainer:
             framework.read_late(tensor.data_ptr(), tensor.nbytes)
         self._entered.clear()
         self._trainer.leave(unit, stream)
+
+    def resume_device(self):
+        self._trainer.resume_device()
+        self._find_staying()
 
     def step(self, divisor, max_norm, stream, grad_norm):
         for address, size in self._staying:
@@ -190,7 +198,7 @@ def emulated_gpu(request, monkeypatch):
     monkeypatch.setattr(_device, "Gpu", Gpu)
     monkeypatch.setattr(_shard.native, "Trainer", Trainer)
     # Buffers are where torch computes (device_test.py).
-    monkeypatch.setattr(streaming.Streaming, "move_buffers", lambda self, model: None)
+    monkeypatch.setattr(streaming.Streaming, "move_buffers", lambda self, device: None)
     take = streaming.offload_model
 
     def offload(*args, **kwargs):

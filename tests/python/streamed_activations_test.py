@@ -306,6 +306,15 @@ def test_says_which_links_there_are_not(monkeypatch, link, device, refusal):
         offload_model(BlockModel(Block, 3, 128), "600KB", device=device, host_link_gbps=link)
 
 
+def test_a_device_is_released_once_nothing_is_on_its_way():
+    model, optimizer = make(activation_memory="8MB")
+    model(batch(0))
+    lanes = activations_of(model)._lanes.values()
+    assert sum(each.away.bytes for each in lanes) > 0
+    optimizer.release_device()
+    assert sum(each.away.bytes + each.back.bytes for each in lanes) == 0
+
+
 class Streams:
     """Stands for torch.cuda: what is launched on which stream, in order."""
 

@@ -36,6 +36,7 @@ args: transformers.TrainingArguments
 data: torch.utils.data.Dataset[Any]
 params: Any
 def loss(model: Any, batch: Any) -> Any: ...
+def generate(prompts: torch.Tensor, weights: dict[str, Any]) -> torch.Tensor: ...
 """
 IMPORTS = {**{name: f"import {name}" for name in ("jax", "optax", "torch", "transformers")},
            "spillway": "import spillway.torch",

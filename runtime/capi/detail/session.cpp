@@ -138,12 +138,16 @@ void Session::start(engine::EmbeddedOptions options) {
   }
   auto started = std::make_unique<engine::EmbeddedTrainer>(options, embedded);
   memory = started->memory();
-  for (std::uint32_t i = 0; i < parameters.size(); ++i) {
-    parameters[i].start_values = nullptr;
-    parameters[i].values = started->values(i).data();
-    parameters[i].on_gpu = started->keeps_on_gpu(i);
-  }
+  for (Registered& parameter : parameters) parameter.start_values = nullptr;
   trainer_ = std::move(started);
+  find_values();
+}
+
+void Session::find_values() {
+  for (std::uint32_t i = 0; i < parameters.size(); ++i) {
+    parameters[i].values = trainer_->values(i).data();
+    parameters[i].on_gpu = trainer_->keeps_on_gpu(i);
+  }
 }
 
 }  // namespace spillway::capi

@@ -41,6 +41,8 @@ class Session {
   void check_not_started() const;
   /// Makes the engine's trainer of what was registered.
   void start(engine::EmbeddedOptions options);
+  /// Asks the engine's trainer where the values of parameters are.
+  void find_values();
 
   std::vector<cpu_adam::AdamOptions> groups;
   std::deque<Registered> parameters;

@@ -91,6 +91,7 @@ bool EmbeddedTrainer::keeps_on_gpu(std::uint32_t parameter) const {
 }
 
 std::span<std::byte> EmbeddedTrainer::device_values(std::uint32_t parameter) {
+  parts_->check_device();
   const ParameterRange& at = parts_->range(parameter);
   return parts_->values.is_resident(at) ? parts_->values.kept(at)
                                         : parts_->passes.parameter(parameter);
@@ -100,7 +101,13 @@ std::span<std::byte> EmbeddedTrainer::frozen_values(std::uint32_t frozen) {
   return parts_->values.frozen(parts_->frozen_range(frozen));
 }
 
+bool EmbeddedTrainer::keeps_frozen_on_gpu(std::uint32_t frozen) const {
+  const FrozenRange& at = parts_->frozen_range(frozen);
+  return options().device == config::DeviceKind::cuda && !at.block && !is_released();
+}
+
 std::span<std::byte> EmbeddedTrainer::device_frozen(std::uint32_t frozen) {
+  parts_->check_device();
   const FrozenRange& at = parts_->frozen_range(frozen);
   return at.block ? parts_->passes.frozen(frozen) : parts_->values.frozen(at);
 }
@@ -121,7 +128,7 @@ void EmbeddedTrainer::forget_uploads() {
 }
 
 void EmbeddedTrainer::enter(std::uint32_t unit, EmbeddedPass pass) {
-  parts_->process.check();
+  parts_->check_device();
   parts_->passes.enter(unit, pass);
 }
 
@@ -130,14 +137,33 @@ void EmbeddedTrainer::leave(std::uint32_t unit, const offload::ForeignWork& read
   parts_->passes.leave(unit, readers);
 }
 
+void EmbeddedTrainer::release_device(const offload::ForeignWork& users) {
+  parts_->process.check();
+  if (is_released()) return;
+  parts_->park();
+  parts_->state.free_staging();
+  parts_->values.release_device(parts_->layout, users);
+}
+
+void EmbeddedTrainer::resume_device() {
+  parts_->process.check();
+  if (!is_released()) return;
+  parts_->state.free_staging();
+  parts_->values.resume_device(parts_->layout);
+}
+
+bool EmbeddedTrainer::is_released() const { return parts_->values.is_released(); }
+
 // Gradients
 
 void EmbeddedTrainer::add_gradient(std::uint32_t parameter, std::span<const std::byte> gradient) {
+  parts_->check_device();
   static_cast<void>(parts_->range(parameter));
   parts_->gradients.add(parameter, gradient);
 }
 
 void EmbeddedTrainer::add_device_gradient(std::uint32_t parameter, const DeviceGradient& gradient) {
+  parts_->check_device();
   static_cast<void>(parts_->range(parameter));
   parts_->gradients.add_from_device(parameter, gradient);
 }
@@ -175,17 +201,17 @@ void EmbeddedTrainer::reopen_gradients() { parts_->rest(); }
 // Steps and updates
 
 double EmbeddedTrainer::grad_norm(double gradient_divisor) {
-  parts_->process.check();
+  parts_->check_device();
   return parts_->step_end.grad_norm(gradient_divisor);
 }
 
 std::span<const double> EmbeddedTrainer::leaf_sums() {
-  parts_->process.check();
+  parts_->check_device();
   return parts_->step_end.leaf_sums();
 }
 
 EmbeddedResult EmbeddedTrainer::step(const EmbeddedStep& step) {
-  parts_->process.check();
+  parts_->check_device();
   return parts_->step_end.step(step);
 }
 
@@ -248,6 +274,7 @@ void EmbeddedTrainer::save(const std::filesystem::path& directory) {
 }
 
 void EmbeddedTrainer::load(const std::filesystem::path& directory) {
+  parts_->check_device();
   parts_->park();
   parts_->checkpoints.load(directory);
 }

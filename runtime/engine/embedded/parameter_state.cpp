@@ -88,8 +88,7 @@ std::byte* ParameterState::state_of(const Piece& piece, Content content) {
   }
   const std::span<std::byte> slot = staging_of(tile);
   if (staged_ != tile) {
-    unstage();
-    engine_.actions().forget_staged();
+    free_staging();
     if (content == Content::kept) slots_.load_state(*engine_.store(), tile, slot);
     staged_ = tile;
   }
@@ -107,6 +106,11 @@ void ParameterState::unstage() {
     staged_is_new_ = false;
   }
   staged_.reset();
+}
+
+void ParameterState::free_staging() {
+  unstage();
+  engine_.actions().forget_staged();
 }
 
 void ParameterState::read_piece(const Piece& piece, const cpu_adam::WideState& wide) {

@@ -125,6 +125,12 @@ const FrozenRange& EmbeddedParts::frozen_range(std::uint32_t frozen) const {
   return layout.frozen[frozen];
 }
 
+void EmbeddedParts::check_device() const {
+  process.check();
+  check(!values.is_released(), ErrorCode::invalid_argument,
+        "the memory of the device is released; call resume_device first");
+}
+
 void EmbeddedParts::rest() {
   process.check();
   passes.check_left();

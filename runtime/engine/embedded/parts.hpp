@@ -37,6 +37,8 @@ struct EmbeddedParts {
   [[nodiscard]] const ParameterRange& range(std::uint32_t parameter) const;
   [[nodiscard]] const FrozenRange& frozen_range(std::uint32_t frozen) const;
 
+  /// Throws `Error{invalid_argument}` while the device is released.
+  void check_device() const;
   /// Returns once nothing runs, and no update is pending. Gradients of the step under way wait on.
   void rest();
   /// Rests likewise. Throws `Error{invalid_argument}` if the step has gradients already.

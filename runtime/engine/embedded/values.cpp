@@ -13,7 +13,7 @@ EmbeddedValues::EmbeddedValues(StepEngine& engine)
       foreign_(engine.backend().make_event()) {}
 
 bool EmbeddedValues::is_resident(const ParameterRange& range) const {
-  return engine_.placement().blocks[range.block].resident();
+  return !released_ && engine_.placement().blocks[range.block].resident();
 }
 
 std::span<std::byte> EmbeddedValues::host(const ParameterRange& range) {
@@ -42,6 +42,7 @@ std::span<std::byte> EmbeddedValues::frozen(const FrozenRange& range) {
         .host({plan::PoolKind::host_frozen, *range.block})
         .subspan(range.first, range.bytes);
   }
+  if (released_) return {frozen_aside_.get() + range.first, range.bytes};
   const auto all = engine_.memory().device({plan::PoolKind::resident_frozen});
   return {all.address() + range.first, range.bytes};
 }
@@ -70,9 +71,13 @@ void EmbeddedValues::write_frozen(const FrozenRange& range, std::span<const std:
     std::ranges::copy(values, frozen(range).begin());
     return;
   }
+  upload_frozen(range.first, values);
+}
+
+/// In pieces through memory where no state is staged.
+void EmbeddedValues::upload_frozen(std::size_t at, std::span<const std::byte> values) {
   const auto target =
-      engine_.memory().device({plan::PoolKind::resident_frozen}).subspan(range.first, range.bytes);
-  // In pieces through memory that nothing else needs before the first step.
+      engine_.memory().device({plan::PoolKind::resident_frozen}).subspan(at, values.size());
   const std::span<std::byte> staging = engine_.memory().all_host(plan::PoolKind::state_staging);
   offload::Stream& stream = *engine_.streams().upload;
   for (std::size_t first = 0; first < values.size(); first += staging.size()) {
@@ -81,6 +86,50 @@ void EmbeddedValues::write_frozen(const FrozenRange& range, std::span<const std:
     stream.upload(target.subspan(first, part.size()), staging.first(part.size()));
     stream.synchronize();
   }
+}
+
+/// Likewise, all of them.
+void EmbeddedValues::download_frozen(std::span<std::byte> values) {
+  const auto source = engine_.memory().device({plan::PoolKind::resident_frozen});
+  const std::span<std::byte> staging = engine_.memory().all_host(plan::PoolKind::state_staging);
+  offload::Stream& stream = *engine_.streams().download;
+  for (std::size_t first = 0; first < values.size(); first += staging.size()) {
+    const auto part = values.subspan(first, std::min(staging.size(), values.size() - first));
+    stream.download(staging.first(part.size()), source.subspan(first, part.size()));
+    stream.synchronize();
+    std::ranges::copy(staging.first(part.size()), part.begin());
+  }
+}
+
+void EmbeddedValues::release_device(const EmbeddedLayout& layout,
+                                    const offload::ForeignWork& users) {
+  const std::size_t frozen = engine_.workload().resident_frozen_bytes.value();
+  auto aside = std::make_unique_for_overwrite<std::byte[]>(frozen);
+  order_downloads(users);
+  for (const ParameterRange& range : layout.ranges) {
+    if (is_resident(range)) download(range);
+  }
+  if (frozen > 0) download_frozen({aside.get(), frozen});
+  engine_.memory().release_device();  // CUDA waits for whatever still uses it
+  frozen_aside_ = std::move(aside);
+  released_ = true;
+}
+
+void EmbeddedValues::resume_device(const EmbeddedLayout& layout) {
+  engine_.memory().restore_device();
+  released_ = false;
+  try {
+    for (const ParameterRange& range : layout.ranges) {
+      if (is_resident(range)) upload(range);
+    }
+    const std::size_t frozen = engine_.workload().resident_frozen_bytes.value();
+    if (frozen > 0) upload_frozen(0, {frozen_aside_.get(), frozen});
+  } catch (...) {
+    engine_.memory().release_device();
+    released_ = true;
+    throw;
+  }
+  frozen_aside_.reset();
 }
 
 void EmbeddedValues::clear_padding(const ParameterRange& range) {
@@ -113,6 +162,7 @@ EndedMemory EmbeddedValues::take_memory() noexcept {
                     memory.take_device(plan::PoolKind::resident_frozen)};
   taken_->host = {memory.take_host(plan::PoolKind::host_parameters),
                   memory.take_host(plan::PoolKind::host_frozen)};
+  taken_->frozen_aside = std::move(frozen_aside_);
   taken_->backend = engine_.take_backend();
   taken_units_->slots = {memory.take_device(plan::PoolKind::parameter_slots),
                          memory.take_device(plan::PoolKind::frozen_slots)};

@@ -18,6 +18,7 @@ struct ParameterMemory {
   std::unique_ptr<offload::DeviceBackend> backend;  // it outlives what it has allocated
   std::array<offload::DeviceMemory, 2> device;      ///< of parameters and of frozen tensors
   std::array<offload::PinnedMemory, 2> host;        ///< likewise
+  std::unique_ptr<std::byte[]> frozen_aside;        ///< if the device was released
 };
 
 /// The memory through which units passed on the device.
@@ -31,7 +32,7 @@ class EmbeddedValues {
   /// `engine`, whose memory this finds, outlives it.
   explicit EmbeddedValues(StepEngine& engine);
 
-  /// Whether the parameter stays on the device. Any thread.
+  /// Whether the parameter stays on the device, and is there. Any thread.
   [[nodiscard]] bool is_resident(const ParameterRange& range) const;
   /// Returns where the parameter lies on the host. Any thread.
   [[nodiscard]] std::span<std::byte> host(const ParameterRange& range);
@@ -59,15 +60,28 @@ class EmbeddedValues {
   [[nodiscard]] offload::DeviceBackend& backend() const { return engine_.backend(); }
   /// Returns what the framework and the engine share of a GPU; null on the host. Any thread.
   [[nodiscard]] offload::SharedDevice* shared() const { return shared_; }
+  /// Frees the memory of the device, once what lies there is in host memory, where `kept` and
+  /// `frozen` find it, and `users` have ended. No state is staged: copies take that memory. Throws
+  /// `std::bad_alloc`, and has changed nothing, if the host has no room for frozen tensors.
+  void release_device(const EmbeddedLayout& layout, const offload::ForeignWork& users);
+  /// Takes as much memory again, and brings back what lies on the host. No state is staged. Throws
+  /// `Error{out_of_memory}`, and has taken nothing, where somebody else has it.
+  void resume_device(const EmbeddedLayout& layout);
+  /// Whether the device has no memory of this object. Any thread.
+  [[nodiscard]] bool is_released() const { return released_; }
   /// Gives away the memory of all values. Nothing runs any more; only destructors may follow.
   [[nodiscard]] EndedMemory take_memory() noexcept;
 
  private:
   void order(offload::Stream& stream, const offload::ForeignWork& work);
+  void upload_frozen(std::size_t at, std::span<const std::byte> values);
+  void download_frozen(std::span<std::byte> values);
 
   StepEngine& engine_;
   offload::SharedDevice* const shared_;
   std::unique_ptr<offload::Event> foreign_;  ///< behind the framework's work
+  bool released_ = false;
+  std::unique_ptr<std::byte[]> frozen_aside_;  ///< those of the device while it is released
   // Empty until the end, which could not make them: memory may be lacking then.
   std::shared_ptr<ParameterMemory> taken_ = std::make_shared<ParameterMemory>();
   std::shared_ptr<UnitMemory> taken_units_ = std::make_shared<UnitMemory>();

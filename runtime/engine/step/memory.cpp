@@ -31,15 +31,28 @@ bool is_shared(PoolKind kind) {
 
 }  // namespace
 
-Memory::Memory(plan::Pools pools, offload::DeviceBackend& backend) : pools_(std::move(pools)) {
+Memory::Memory(plan::Pools pools, offload::DeviceBackend& backend)
+    : pools_(std::move(pools)), backend_(backend) {
+  restore_device();
   for (std::size_t p = 0; p < plan::kPoolCount; ++p) {
     const auto kind = static_cast<PoolKind>(p);
-    const Tier tier = plan::tier_of(kind);
-    const Bytes bytes = pools_[p].bytes();
-    if (tier == Tier::device && kind != PoolKind::constants) allocate(device_[p], backend, bytes);
-    if (tier == Tier::host) allocate(host_[p], backend, bytes);
+    if (plan::tier_of(kind) == Tier::host) allocate(host_[p], backend, pools_[p].bytes());
     if (is_shared(kind)) show_to_children(host_[p]);
   }
+}
+
+void Memory::restore_device() {
+  std::array<offload::DeviceMemory, plan::kPoolCount> taken;  // goes back where a pool has no room
+  for (std::size_t p = 0; p < plan::kPoolCount; ++p) {
+    const auto kind = static_cast<PoolKind>(p);
+    if (plan::tier_of(kind) != Tier::device || kind == PoolKind::constants) continue;
+    allocate(taken[p], backend_, pools_[p].bytes());
+  }
+  device_ = std::move(taken);
+}
+
+void Memory::release_device() noexcept {
+  for (offload::DeviceMemory& each : device_) each = {};
 }
 
 DeviceSpan<std::byte> Memory::device(const Buffer& buffer) const {

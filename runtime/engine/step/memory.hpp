@@ -30,12 +30,18 @@ class Memory {
   /// Gives the memory of a pool away, and with it all its buffers.
   [[nodiscard]] offload::DeviceMemory take_device(plan::PoolKind pool);
   [[nodiscard]] offload::PinnedMemory take_host(plan::PoolKind pool);
+  /// Frees all memory of the device, contents and all. Nothing may ask for a buffer there until
+  /// `restore_device`, which takes as much again; where that throws `Error{out_of_memory}` it has
+  /// taken nothing.
+  void release_device() noexcept;
+  void restore_device();
   [[nodiscard]] const plan::Pool& pool(plan::PoolKind pool) const {
     return pools_[static_cast<std::size_t>(pool)];
   }
 
  private:
   plan::Pools pools_;
+  offload::DeviceBackend& backend_;
   std::array<offload::DeviceMemory, plan::kPoolCount> device_;
   std::array<offload::PinnedMemory, plan::kPoolCount> host_;
 };

@@ -49,7 +49,6 @@ class Trainer {
   [[nodiscard]] nb::object keeper() const { return keeper_of(held_); }
   /// Returns one that keeps the memory of units on the device, and not the trainer.
   [[nodiscard]] nb::object unit_keeper() const { return keeper_of(units_); }
-  [[nodiscard]] bool stays_on_device(std::uint32_t frozen) const { return frozen_stays_[frozen]; }
   void add_gradient(std::uint32_t parameter, const Array& gradient) const;
   void read_gradient(std::uint32_t parameter, const Wide& sum) const;
   void write_gradient(std::uint32_t parameter, const ConstWide& sum) const;
@@ -64,7 +63,6 @@ class Trainer {
 
   DType dtype_;
   std::vector<std::uint64_t> elements_;
-  std::vector<bool> frozen_stays_;  ///< on the device
   std::shared_ptr<Held> held_ = std::make_shared<Held>();
   std::shared_ptr<Held> units_ = std::make_shared<Held>();
 };
@@ -85,7 +83,6 @@ Trainer::Trainer(const EmbeddedOptions& options, const std::vector<Parameter>& p
   std::vector<engine::FrozenTensor> never_updated;
   never_updated.reserve(frozen.size());
   for (const auto& [name, array, unit] : frozen) {
-    frozen_stays_.push_back(!unit);
     never_updated.push_back({.name = name,
                              .bytes = Bytes{array.size()},
                              .unit = unit,
@@ -190,10 +187,9 @@ nb::object device_values(const nb::handle_t<Trainer>& self, std::uint32_t parame
 
 /// Returns a frozen tensor where it is kept: of no unit, on the device.
 nb::object frozen_values(const nb::handle_t<Trainer>& self, std::uint32_t frozen) {
-  const auto& trainer = nb::cast<Trainer&>(self);
-  const std::span<std::byte> bytes = trainer.native().frozen_values(frozen);
-  return array_of(self, bytes, is_on_gpu(trainer.native()) && trainer.stays_on_device(frozen),
-                  trainer.keeper());
+  EmbeddedTrainer& native = nb::cast<Trainer&>(self).native();
+  return array_of(self, native.frozen_values(frozen), native.keeps_frozen_on_gpu(frozen),
+                  nb::cast<Trainer&>(self).keeper());
 }
 
 /// Returns one of an entered unit, or of no unit, on the device.
@@ -229,18 +225,24 @@ void add_values(nb::class_<Trainer>& trainer) {
       .def(
           "enter",
           [](const Trainer& self, std::uint32_t unit, bool backward) {
-            const Unlocked unlocked;
-            self.native().enter(
-                unit, backward ? engine::EmbeddedPass::backward : engine::EmbeddedPass::forward);
+            unlocked<&EmbeddedTrainer::enter>(
+                self, unit,
+                backward ? engine::EmbeddedPass::backward : engine::EmbeddedPass::forward);
           },
           nb::arg("unit"), nb::arg("backward"))
       .def(
           "leave",
           [](const Trainer& self, std::uint32_t unit, const StreamNumber& stream) {
-            const Unlocked unlocked;
-            self.native().leave(unit, work_of(stream));
+            unlocked<&EmbeddedTrainer::leave>(self, unit, work_of(stream));
           },
-          nb::arg("unit"), nb::arg("stream") = nb::none());
+          nb::arg("unit"), nb::arg("stream") = nb::none())
+      .def(
+          "release_device",
+          [](const Trainer& self, const StreamNumber& stream) {
+            unlocked<&EmbeddedTrainer::release_device>(self, work_of(stream));
+          },
+          nb::arg("stream") = nb::none())
+      .def("resume_device", &unlocked<&EmbeddedTrainer::resume_device>);
 }
 
 void add_steps(nb::class_<Trainer>& trainer) {
@@ -312,9 +314,8 @@ void add_steps(nb::class_<Trainer>& trainer) {
           "take_values",
           [](const Trainer& self, std::uint32_t parameter, const StreamNumber& stream,
              bool changed) {
-            const Unlocked unlocked;
-            self.native().take_values(
-                parameter, work_of(stream),
+            unlocked<&EmbeddedTrainer::take_values>(
+                self, parameter, work_of(stream),
                 changed ? engine::TakenValues::changed : engine::TakenValues::all);
           },
           nb::arg("parameter"), nb::arg("stream") = nb::none(), nb::arg("changed") = false)

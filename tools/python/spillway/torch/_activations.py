@@ -127,6 +127,12 @@ class Activations:
     def end_block(self) -> None:
         self._saved_in_block = None
 
+    def settle(self) -> None:
+        """Returns once nothing is on its way: no memory of the device is held for it."""
+        for lanes in self._lanes.values():
+            lanes.away.settle()
+            lanes.back.settle()
+
     def watch(self, model: torch.nn.Module) -> None:
         """Puts hooks around the forward passes of the model, which end with them also where a
         signal cuts one off."""

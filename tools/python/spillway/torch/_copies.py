@@ -103,8 +103,7 @@ class Lane:
 
     def __del__(self) -> None:
         with contextlib.suppress(Exception):
-            while self._held:
-                self._release_first()
+            self.settle()
 
     @property
     def bytes(self) -> int:
@@ -127,6 +126,11 @@ class Lane:
         self._held = [copy for copy in self._held if copy not in over]
         for copy in over:
             copy.release()
+
+    def settle(self) -> None:
+        """Waits for all copies, and lets go of them."""
+        while self._held:
+            self._release_first()
 
     def _release_first(self) -> None:
         copy = self._held[0]

@@ -208,6 +208,48 @@ class OffloadedOptimizer(WithSteps):
         for shard in self._shards:
             shard.wait_all()
 
+    def release_device(self) -> None:
+        """Frees the device's memory between steps, as for a program that generates text there
+        meanwhile. Until `resume_device`, all parameters and buffers are CPU tensors, which may be
+        read, written, saved and loaded with `load_state_dict`; passes, gradients and `load` raise
+        InvalidArgumentError. Nothing happens if the memory is free.
+
+        Raises InvalidArgumentError where the step has gradients, and for a tensor in the memory of
+        a parameter that moves, such as a view.
+        """
+        for shard in self._settled("release_device()", are_released=False):
+            shard.release_device()
+        for streaming in self._lifetime.streamings:
+            streaming.move_buffers(torch.device("cpu"))
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()  # what torch has freed, and keeps
+
+    def resume_device(self) -> None:
+        """Takes the memory again, and brings back what parameters and buffers are by now. Nothing
+        happens if it is there.
+
+        Raises OutOfMemoryError where somebody else has the memory: call it again then. A tensor in
+        the memory of a parameter is refused as in `release_device`.
+        """
+        for shard in self._settled("resume_device()", are_released=True):
+            shard.resume_device()
+        for streaming in self._lifetime.streamings:
+            streaming.move_buffers(streaming.device)
+
+    def _settled(self, call: str, are_released: bool) -> list[Shard]:
+        """Returns the shards that the call is for. Nothing uses the memory that they move, or this
+        raises."""
+        if self._ranks is not None:
+            raise NotSupportedError(f"{call} with a process_group is not supported: leave the call "
+                                    "out, or train in one process")
+        self._end_passes()
+        shards = [shard for shard in self._shards if shard.is_released == are_released]
+        for shard in shards:
+            shard.settle_device(call)
+        for streaming in self._lifetime.streamings:
+            streaming.settle()
+        return shards
+
     def values_changed(self, parameter: torch.Tensor) -> None:
         """Makes the master of a parameter what its values are: needed after writes in place through
         `parameter.data` on a GPU and in an offloaded model. A step notices others."""

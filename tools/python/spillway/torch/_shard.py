@@ -1,6 +1,7 @@
 """Parameters of one element type in a native trainer, which owns their memory from then on."""
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,8 @@ from spillway.torch._device import device_of
 from spillway.torch._held import Held
 from spillway.torch._layout import flattened, name_with, order_of, shaped
 from spillway.torch._pending import make_pending, make_settled, register
-from spillway.torch._registered import Registered, freed_values
+from spillway.torch._registered import Registered, freed_values, references_of
+from spillway.torch._uncut import uncut
 
 
 def in_memory(elements: int) -> torch.Tensor:
@@ -39,6 +41,11 @@ class Shard(Held):
         self._skips = options.missing == "skip"
         self.deciding: set[int] = set()  # parameters whose update may still run
         self.entered: int | None = None  # the unit that is on the device
+        self.is_released = False  # the device's memory is free
+        streams = any(entry.unit is not None for entry in self.entries)
+        self._on_device = [  # unless it is free
+            index for index, entry in enumerate(self.entries)
+            if entry.unit is None and (streams or place.type != "cpu")]
         self._device = device_of(place)
         self._device.configure(options)
         options.freed_values = freed_values(self._parameters, place)
@@ -96,6 +103,44 @@ class Shard(Held):
         """Brings a unit to the device for a pass."""
         self.trainer.enter(unit, backward)
         self.entered = unit
+
+    def settle_device(self, call: str) -> None:
+        """Returns once nothing uses the memory of parameters that move in the call which is next;
+        raises where the program does."""
+        self.finish()
+        if self._any_received:
+            raise InvalidArgumentError(f"{call} between a backward pass and its step(): call it "
+                                       "after step(), or after zero_grad()")
+        self.take_writes()
+        if self._first_used() is not None:
+            gc.collect()  # a cycle of references may have what nobody can use
+        if (index := self._first_used()) is not None:
+            raise InvalidArgumentError(
+                f"another tensor uses the memory of {self.entries[index].name} (a view, p.data, an "
+                "entry of state_dict(), or what a loss keeps for backward), which moves: delete "
+                f"it, or keep a copy (.clone()), before {call}")
+
+    def _first_used(self) -> int | None:
+        return next((index for index in self._on_device
+                     if references_of(self._memory[index]) > self._references[index]), None)
+
+    def release_device(self) -> None:
+        """Moves what stays on the device to the host, and frees the device's memory."""
+        with uncut():
+            self.trainer.release_device(self._device.stream())
+            self._move(is_released=True)
+
+    def resume_device(self) -> None:
+        """Takes the memory again, and brings back what the parameters are by now."""
+        with uncut():
+            self.trainer.resume_device()
+            self._move(is_released=False)
+
+    def _move(self, is_released: bool) -> None:
+        self.is_released = is_released
+        for index in self._on_device:
+            self.swap(index, self._map(index))
+            self._references[index] = references_of(self._memory[index])
 
     def leave(self, unit: int) -> None:
         """Ends the pass of a unit, whose memory is another unit's once torch has read it."""

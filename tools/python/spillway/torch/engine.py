@@ -314,6 +314,14 @@ class Engine(WithExports):
                 self.lr_scheduler.step(**(lr_kwargs or {}))
         self.micro_steps += 1
 
+    def release_device(self) -> None:
+        """Frees the device's memory between steps, as the optimizer's `release_device` does."""
+        self.optimizer.release_device()
+
+    def resume_device(self) -> None:
+        """Takes the memory again, as the optimizer's `resume_device` does."""
+        self.optimizer.resume_device()
+
     def was_step_applied(self) -> bool:
         """Whether the last `step` has changed parameters."""
         return self._step_applied

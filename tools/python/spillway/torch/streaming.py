@@ -4,6 +4,7 @@ from __future__ import annotations
 import functools
 import gc
 import math
+import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -67,7 +68,7 @@ def offload_model(model: torch.nn.Module, device_memory: str | int,
     model._spillway_streaming = streaming
     if activations is not None:
         activations.watch(model)
-    streaming.move_buffers(model)
+    streaming.move_buffers(device)
     return model
 
 
@@ -145,6 +146,7 @@ class Streaming:
         self.device = device
         self.host_link_gbps: float | None = host_link_gbps
         self.activations: Activations | None = activations
+        self._model = weakref.ref(model)
         self._names = {parameter: name for name, parameter in model.named_parameters()}
         self._parameters: list[list[torch.nn.Parameter]] = [[] for _ in blocks]
         for parameter, unit in units_of(model, blocks).items():
@@ -168,11 +170,18 @@ class Streaming:
             "an offloaded model cannot be pickled or copied, for an optimizer keeps its parameters:"
             " make another model of its class and load this one's state_dict()")
 
-    def move_buffers(self, model: torch.nn.Module) -> None:
-        """Brings to the device what no trainer keeps: buffers, and parameters without elements."""
+    def move_buffers(self, device: torch.device) -> None:
+        """Moves to `device` what no trainer keeps: buffers, and parameters without elements."""
+        if (model := self._model()) is None:
+            return
         empty = (parameter for parameter in model.parameters() if not parameter.numel())
         for tensor in (*model.buffers(), *empty):
-            tensor.data = tensor.data.to(self.device)
+            tensor.data = tensor.data.to(device)
+
+    def settle(self) -> None:
+        """Waits for saved activations that are on their way to the host or back."""
+        if self.activations is not None:
+            self.activations.settle()
 
     def frozen(self) -> list[Registered]:
         """What nobody trains of the model, which goes where the parameters go."""
