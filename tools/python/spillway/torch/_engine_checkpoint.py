@@ -14,7 +14,8 @@ import torch
 from spillway._files import staging_of, written_whole
 from spillway._paths import Path, path_of
 from spillway.errors import CorruptDataError, InvalidArgumentError, IoError
-from spillway.torch._engine_deepspeed import is_of_deepspeed, read_model, read_state
+from spillway.torch._deepspeed_files import Saved, is_of_deepspeed
+from spillway.torch._engine_deepspeed import read_state, take_values
 from spillway.torch._loss_scaling import LossScaling
 from spillway.torch._offloaded import OffloadedOptimizer
 from spillway.torch._ranks import LOADS_TAG, SAVES_TAG, checksum
@@ -156,9 +157,10 @@ def _load_other(engine: WithCheckpoints, folder: str, *, strict: bool, optimizer
     """Does that with a checkpoint of DeepSpeed's. The loss scale of fp16 begins again."""
     name = os.path.basename(folder)
     with engine.together(LOADS_TAG, f"{name}: reads"):
-        saved, client_state = read_model(folder)
-        state = read_state(folder, saved, engine.optimizer, dict(
-            engine.module.named_parameters())) if optimizer and not module_only else None
+        files = Saved(folder)
+        saved, client_state, values = files.model, files.client_state(), files.values()
+        state = read_state(files, engine.optimizer, dict(engine.module.named_parameters()),
+                           strict) if optimizer and not module_only else None
         of_schedule = (_schedule_of(engine, folder, saved) if schedule and not module_only
                        else None)
     with engine.together(LOADS_TAG, f"{name}: takes"):
@@ -167,9 +169,12 @@ def _load_other(engine: WithCheckpoints, folder: str, *, strict: bool, optimizer
         with (engine.optimizer.replacing("load_checkpoint") if state is not None
               else contextlib.nullcontext()):
             if load_model is not None:
-                load_model(src=saved["module"], dst=engine.module)
+                load_model(src={name: value.contiguous() for name, value in values.items()}
+                           if files.is_cut else values, dst=engine.module)
+            elif files.is_cut:
+                take_values(engine.module, values, strict)
             else:
-                engine.module.load_state_dict(saved["module"], strict=strict)
+                engine.module.load_state_dict(values, strict=strict)
             if state is not None:
                 engine.optimizer.load_state_dict(state)
         if not module_only:
@@ -283,8 +288,8 @@ class WithCheckpoints(torch.nn.Module):
         With `load_module_only` only the model is loaded, and with `load_optimizer_states=False`
         masters become the model's values and moments stay. `custom_load_fn(src=, dst=)` brings a
         state dict into the model in place of its `load_state_dict`. All ranks call it, as many as
-        have saved, unless the state stays. Checkpoints that DeepSpeed has written with ZeRO 1 or 2
-        are taken too, by any number of ranks; the loss scale of fp16 then begins again.
+        have saved, unless the state stays. Checkpoints that DeepSpeed has written with ZeRO 1, 2
+        or 3 are taken too, by any number of ranks; the loss scale of fp16 then begins again.
         """
         with self.together(LOADS_TAG, f"{tag}: finds"):
             folder = _find(load_dir, tag)
