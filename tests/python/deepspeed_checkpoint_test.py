@@ -26,6 +26,7 @@ from deepspeed_files import (
     other_network,
     train,
 )
+from spillway.torch import zero_to_fp32
 
 
 @pytest.fixture(scope="module", params=WRITERS)
@@ -98,6 +99,20 @@ def test_masters_and_moments_are_those_that_deepspeed_reads(written, tmp_path):
         for state, key in zip(states.values(), order, strict=True):
             assert torch.equal(state[moment], expected[key]), (key, moment)
             assert int(state["step"]) == 4 and expected[key].any()
+
+
+def test_the_state_dict_in_fp32_is_that_of_deepspeed(written):
+    name, folder = written
+    expected = as_deepspeed_reads(folder)
+    found = zero_to_fp32.get_fp32_state_dict_from_zero_checkpoint(folder)
+    assert found.keys() == expected.keys()
+    for key, value in expected.items():
+        wanted = value.float() if value.is_floating_point() else value
+        assert found[key].dtype == wanted.dtype and torch.equal(found[key], wanted), key
+    without = zero_to_fp32.get_fp32_state_dict_from_zero_checkpoint(
+        folder, exclude_frozen_parameters=True)
+    frozen = {key for key, value in network(name).named_parameters() if not value.requires_grad}
+    assert found.keys() - without.keys() == frozen
 
 
 class Harmful:

@@ -46,7 +46,7 @@ SCRIPTS = {**{f"mpi.{name}": ["spillway", "spillway_mpi"]
                "ranks_gradients", "ranks_writes", "saved_groups", "saved_state", "scaled",
                "streamed_activations", "streamed_views", "streaming", "torch_calls",
                "trainer_optimizers", "trainer_ranks", "trainer_streaming", "trainer_tuning",
-               "writes")},
+               "writes", "zero_to_fp32")},
            "python.types": ["spillway_python", "spillway_python_stub"],
            **{f"python.{name}": ["spillway", "spillway_python", "spillway_failing_calls"]
               for name in ("failing_calls", "failing_runs")},

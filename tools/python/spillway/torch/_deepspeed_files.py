@@ -170,14 +170,15 @@ class Saved:
 
     def values(self) -> Values:
         """Returns what a state dict of the model has. With ZeRO 3 trained parameters are fp32."""
-        module = self.model["module"]
-        if not self.is_cut:
-            return module
+        return self.whole() if self.is_cut else self.model["module"]
+
+    def whole(self) -> Values:
+        """Returns that with the masters of trained parameters, whatever the stage."""
         with self.layout():
-            whole = {**self.frozen(), **self.masters()}
-            shared = self.model["shared_params"]
-            return {name: whole.get(shared.get(name, name), value)
-                    for name, value in module.items()}
+            found = {**self.model["module"], **self.frozen(), **self.masters()}
+            shared = self.model.get("shared_params") or {}
+            return {name: found.get(shared.get(name, name), value)
+                    for name, value in found.items()}
 
     def frozen(self) -> Values:
         """Returns the parameters that are not trained, where the files have them apart."""

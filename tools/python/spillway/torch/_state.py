@@ -191,6 +191,11 @@ class WithState(WithGroups):
         finally:
             self._leaves_state_out, self._marker = False, None
 
+    def name_of_state(self, parameter: torch.Tensor) -> str:
+        """Returns the name under which `save` writes the state of a parameter."""
+        shard, index = self._places[parameter]
+        return shard.entries[index].name
+
     def has_state(self) -> bool:
         """Whether a parameter has been updated, or has loaded state."""
         return any(shard.updates(index) > 0 for shard, index in self._places.values())
