@@ -1,7 +1,7 @@
 """Checkpoints that DeepSpeed itself has written go on as there."""
-import collections
 import os
 import pickle
+import shutil
 import struct
 import subprocess
 import sys
@@ -10,50 +10,23 @@ import zipfile
 import pytest
 import torch
 
+import deepspeed_files
 import spillway
-import spillway.torch
-
-CONFIG = {"train_micro_batch_size_per_gpu": 4,
-          "optimizer": {"type": "AdamW", "params": {"lr": 1e-2, "weight_decay": 0.1}},
-          "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 8}}}
-#: Ranks of DeepSpeed, its stage, and the precision.
-WRITERS = {"alone": (1, 1, {}), "ranks": (2, 2, {"bf16": {"enabled": True}})}
-
-
-def network():
-    torch.manual_seed(0)
-    return torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Tanh(), torch.nn.Linear(32, 3))
-
-
-def train(engine, numbers):
-    losses = []
-    for number in numbers:
-        x = torch.randn(4, 8, generator=torch.Generator().manual_seed(number))
-        loss = engine(x.to(next(engine.module.parameters()).dtype)).float().square().mean()
-        engine.backward(loss)
-        engine.step()
-        losses.append(loss.item())
-    return losses
-
-
-def write(name, folder):
-    """Trains with DeepSpeed on ranks of torchrun: four steps, a checkpoint, and four steps."""
-    import deepspeed
-
-    ranks, stage, precision = WRITERS[name]
-    deepspeed.init_distributed()
-    rank = torch.distributed.get_rank()
-    model = network()
-    config = {**CONFIG, **precision, "zero_optimization": {"stage": stage}}
-    config["optimizer"]["params"]["torch_adam"] = True
-    engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(),
-                                      config=config)
-    train(engine, range(rank, 4 * ranks, ranks))
-    engine.save_checkpoint(folder, client_state={"epoch": 3})
-    losses = train(engine, range(4 * ranks + rank, 8 * ranks, ranks))
-    torch.save((losses, [each.detach().clone() for each in model.parameters()], engine.get_lr()),
-               f"{folder}/after{rank}.pt")
-    torch.distributed.destroy_process_group()
+from deepspeed_files import (
+    ADAMW,
+    WRITERS,
+    anonymous_bytes,
+    as_deepspeed_reads,
+    by_hand,
+    changed,
+    engine_of,
+    is_untouched,
+    make,
+    network,
+    other_network,
+    train,
+)
+from spillway.torch import zero_to_fp32
 
 
 @pytest.fixture(scope="module", params=WRITERS)
@@ -61,17 +34,11 @@ def written(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
-         str(WRITERS[request.param][0]), __file__, request.param, str(folder)], check=False,
-        capture_output=True, encoding="utf-8",
+         str(WRITERS[request.param][0]), deepspeed_files.__file__, request.param, str(folder)],
+        check=False, capture_output=True, encoding="utf-8",
         env={**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}, timeout=300)
     assert done.returncode == 0, done.stderr
     return request.param, folder
-
-
-def make(name):
-    model = network()
-    return spillway.torch.initialize(model=model, config={
-        **CONFIG, **WRITERS[name][2], "gradient_accumulation_steps": WRITERS[name][0]})[0]
 
 
 def test_a_checkpoint_of_deepspeed_goes_on_as_there(written):
@@ -98,28 +65,54 @@ def test_only_the_model_of_a_checkpoint_of_deepspeed_may_be_loaded(written):
     engine = make(name)
     engine.load_checkpoint(folder, load_module_only=True)
     assert engine.global_steps == 0 and engine.optimizer.state_dict()["state"] == {}
-    saved = torch.load(folder / "global_step4/mp_rank_00_model_states.pt", weights_only=True)
-    for key, value in engine.module.state_dict().items():
-        assert torch.equal(value, saved["module"][key])
+    expected, mine = as_deepspeed_reads(folder), engine.module.state_dict()
+    assert mine.keys() == expected.keys()
+    for key, value in mine.items():
+        assert torch.equal(value, expected[key].to(value.dtype)), key
+    for key, value in network(name).named_parameters():
+        assert value.requires_grad != torch.equal(mine[key], value.to(mine[key].dtype)), key
 
 
-def test_masters_and_moments_are_those_of_the_files(written):
-    """The files are read by DeepSpeed's own classes here."""
+def test_masters_and_moments_are_those_that_deepspeed_reads(written, tmp_path):
+    """DeepSpeed reads masters alone: it is given moments in their place."""
     name, folder = written
     engine = make(name)
     engine.load_checkpoint(folder)
-    flat = {"exp_avg": [], "exp_avg_sq": [], "master": []}
-    for path in sorted(folder.glob("global_step4/*optim_states.pt")):
-        part = torch.load(path, weights_only=False)["optimizer_state_dict"]
-        flat["master"] += part["single_partition_of_fp32_groups"]
-        for key in ("exp_avg", "exp_avg_sq"):
-            flat[key].append(part["base_optimizer_state"]["state"][0][key])
     states = engine.optimizer.state_dict()["state"]
-    for key, values in flat.items():
-        if key in states[0]:
-            mine = torch.cat([states[number][key].flatten() for number in range(4)])
-            assert torch.equal(mine, torch.cat(values)[:mine.numel()]), key
-    assert ("master" in states[0]) == (name == "ranks")
+    names = {parameter: key for key, parameter in engine.module.named_parameters()}
+    order = [names[each] for group in engine.optimizer.param_groups for each in group["params"]
+             if each.requires_grad]
+    assert len(states) == len(order) >= 3
+    assert ("master" in states[0]) == ("bf16" in WRITERS[name][2])
+    copied = shutil.copytree(folder, tmp_path / "copy")
+    for moment in ("master", *ADAMW) if "master" in states[0] else ADAMW:
+        for path in copied.glob("global_step4/*optim_states.pt") if moment != "master" else ():
+            saved = torch.load(folder / "global_step4" / path.name, weights_only=False)
+            part = saved["optimizer_state_dict"]
+            masters = "fp32_flat_groups" if WRITERS[name][1] == 3 else (
+                "single_partition_of_fp32_groups")
+            base = part["optimizer_state_dict" if WRITERS[name][1] == 3 else
+                        "base_optimizer_state"]
+            part[masters] = [base["state"][number][moment] for number in range(len(part[masters]))]
+            torch.save(saved, path)
+        expected = as_deepspeed_reads(copied)
+        for state, key in zip(states.values(), order, strict=True):
+            assert torch.equal(state[moment], expected[key]), (key, moment)
+            assert int(state["step"]) == 4 and expected[key].any()
+
+
+def test_the_state_dict_in_fp32_is_that_of_deepspeed(written):
+    name, folder = written
+    expected = as_deepspeed_reads(folder)
+    found = zero_to_fp32.get_fp32_state_dict_from_zero_checkpoint(folder)
+    assert found.keys() == expected.keys()
+    for key, value in expected.items():
+        wanted = value.float() if value.is_floating_point() else value
+        assert found[key].dtype == wanted.dtype and torch.equal(found[key], wanted), key
+    without = zero_to_fp32.get_fp32_state_dict_from_zero_checkpoint(
+        folder, exclude_frozen_parameters=True)
+    frozen = {key for key, value in network(name).named_parameters() if not value.requires_grad}
+    assert found.keys() - without.keys() == frozen
 
 
 class Harmful:
@@ -144,56 +137,6 @@ def test_a_file_that_would_run_code_or_is_absent_is_refused(written, monkeypatch
     finally:
         path.write_bytes(whole)
     assert engine.global_steps == 0
-
-
-# Files of DeepSpeed's layout that the test writes itself.
-
-ADAMW = {"exp_avg": 1.0, "exp_avg_sq": 2.0}
-
-
-def by_hand(folder, model, moments=ADAMW, *, ranks=1, updates=4, step=4, schedule=None,
-            dtype=torch.float32):
-    """Writes a checkpoint of ZeRO 1 with moments of these values; returns the flat masters."""
-    inside = folder / "global_step4"
-    inside.mkdir(parents=True, exist_ok=True)
-    (folder / "latest").write_text(inside.name)
-    shapes = collections.OrderedDict((n, p.shape) for n, p in model.named_parameters())
-    values = {name: value.to(dtype) for name, value in model.state_dict().items()}
-    torch.save({"module": values, "param_shapes": [shapes], "lr_scheduler": schedule,
-                "global_steps": updates, "skipped_steps": 0, "global_samples": 4 * updates,
-                "dp_world_size": ranks, "mp_world_size": 1, "epoch": torch.arange(3)},
-               inside / "mp_rank_00_model_states.pt")
-    flat = torch.cat([p.detach().flatten() for p in model.parameters()])
-    for rank, part in enumerate(flat.tensor_split(ranks)):
-        state = {key: part * factor for key, factor in moments.items()}
-        if rank == ranks - 1:  # as DeepSpeed pads moments, and masters not
-            state = {key: torch.nn.functional.pad(each, (0, 1)) for key, each in state.items()}
-        if step is not None:
-            state["step"] = step
-        torch.save({"optimizer_state_dict": {
-            "single_partition_of_fp32_groups": [part.clone()],
-            "base_optimizer_state": {"state": {0: state} if state else {},
-                                     "param_groups": [{"lr": 0.5}]}}},
-            inside / f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt")
-    return flat
-
-
-def engine_of(optimizer=None, model=None, **more):
-    return spillway.torch.initialize(
-        model=network() if model is None else model,
-        optimizer=optimizer or (lambda p: torch.optim.AdamW(p, lr=1e-2)),
-        **{"config": {"train_micro_batch_size_per_gpu": 4}, **more})[0]
-
-
-def other_network():
-    torch.manual_seed(5)
-    return torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Tanh(), torch.nn.Linear(32, 3))
-
-
-def is_untouched(engine):
-    return engine.global_steps == 0 and not engine.optimizer.has_state() and all(
-        torch.equal(a, b) for a, b in zip(engine.module.parameters(), network().parameters(),
-                                          strict=True))
 
 
 def text(words):
@@ -266,13 +209,15 @@ def test_damaged_and_foreign_files_are_refused_by_name(tmp_path):
     with pytest.raises(spillway.CorruptDataError, match=f"{path} is damaged.*a list without"):
         engine.load_checkpoint(tmp_path)
     path.write_bytes(whole)
+    with changed(path) as saved:  # as stage 0
+        saved.update(param_shapes=None)
+    with pytest.raises(spillway.NotSupportedError, match="is not of ZeRO 1, 2 or 3"):
+        engine.load_checkpoint(tmp_path)
+    path.write_bytes(whole)
     torch.save({"optimizer_state_dict": {"single_partition_of_fp32_groups": 3,
                                          "base_optimizer_state": {"state": {}}}},
                path.with_name("zero_pp_rank_0_mp_rank_00_optim_states.pt"))
     with pytest.raises(spillway.CorruptDataError, match="files of another layout"):
-        engine.load_checkpoint(tmp_path)
-    path.rename(path.with_name("zero_pp_rank_0_mp_rank_00_model_states.pt"))
-    with pytest.raises(spillway.NotSupportedError, match="is of ZeRO 3.*zero_to_fp32.py"):
         engine.load_checkpoint(tmp_path)
     assert is_untouched(engine)
 
@@ -300,8 +245,9 @@ def test_a_schedule_without_a_saved_state_stays_and_that_of_another_is_refused(t
 
 
 def test_an_engine_whose_model_was_replaced_in_part_makes_no_step(tmp_path):
-    by_hand(tmp_path, torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Tanh(),
-                                          torch.nn.Linear(32, 3, bias=False)))
+    by_hand(tmp_path, other_network())
+    with changed(tmp_path / "global_step4/mp_rank_00_model_states.pt") as saved:
+        del saved["module"]["2.bias"]
     engine = engine_of()
     with pytest.raises(RuntimeError, match=r"Missing key.*2\.bias"):
         engine.load_checkpoint(tmp_path)
@@ -327,22 +273,17 @@ def test_state_is_cut_out_of_the_parts_of_ranks(ranks, tmp_path):
     assert all(int(state["step"]) == 4 for state in states.values())
 
 
-def anonymous_bytes():
-    with open("/proc/self/status", encoding="ascii") as status:
-        return next(1024 * int(line.split()[1]) for line in status if line.startswith("RssAnon"))
-
-
 def test_state_stays_in_the_files_until_it_is_taken(tmp_path):
     """16 MiB of masters and 32 MiB of moments in two parts, and a parameter that lies in one."""
-    from spillway.torch._engine_deepspeed import read_model, read_state
+    from spillway.torch._deepspeed_files import Saved
+    from spillway.torch._engine_deepspeed import read_state
 
     model = torch.nn.Sequential(torch.nn.Linear(1000, 2100), torch.nn.Linear(2100, 1000))
     by_hand(tmp_path, model, ranks=2)
     engine = engine_of(model=model)
     folder = str(tmp_path / "global_step4")
     before = anonymous_bytes()
-    saved, _ = read_model(folder)
-    state = read_state(folder, saved, engine.optimizer, dict(model.named_parameters()))
+    state = read_state(Saved(folder), engine.optimizer, dict(model.named_parameters()), True)
     assert anonymous_bytes() - before < 6 << 20
     assert len(state["state"]) == 4
 
@@ -371,5 +312,24 @@ def test_moments_that_were_never_made_begin_and_those_without_steps_are_refused(
         engine.load_checkpoint(tmp_path)
 
 
-if __name__ == "__main__":
-    write(sys.argv[1], sys.argv[2])
+def test_a_parameter_that_was_frozen_there_is_refused_or_begins_again(tmp_path):
+    model = other_network()
+    by_hand(tmp_path, model, dtype=torch.bfloat16)
+    with changed(tmp_path / "global_step4/mp_rank_00_model_states.pt") as saved:
+        del saved["param_shapes"][0]["2.bias"]
+    with changed(tmp_path / "global_step4/zero_pp_rank_0_mp_rank_00_optim_states.pt") as saved:
+        part = saved["optimizer_state_dict"]
+        part["single_partition_of_fp32_groups"][0] = (
+            part["single_partition_of_fp32_groups"][0][:-3].clone())
+    engine = engine_of()
+    with pytest.raises(spillway.InvalidArgumentError, match=r"has no state of 2\.bias, which the "
+                                                            r"optimizer trains.*strict=False"):
+        engine.load_checkpoint(tmp_path)
+    assert is_untouched(engine)
+    engine.load_checkpoint(tmp_path, load_module_strict=False)
+    assert engine.optimizer.state_dict()["state"].keys() == {0, 1, 2}
+    engine.module[2].bias.requires_grad_(False)
+    engine = engine_of(lambda p: torch.optim.AdamW([each for each in p if each.requires_grad]),
+                       engine.module)
+    engine.load_checkpoint(tmp_path)
+    assert engine.global_steps == 4

@@ -142,6 +142,7 @@ def test_it_refuses_with_the_optimizers_words_and_names_what_would_fit() -> None
     with pytest.raises(DoesNotFitError) as refused:
         spillway.torch.OffloadedAdamW(layers(8, 1024).parameters(), host_memory="84MiB")
     assert plan.refusal in str(refused.value)
+    assert "host_memory of at least" in plan.refusal and "--" not in plan.refusal
     # 8.4 million parameters: 16, 14, 10 or 8 bytes each, or 4 and staging.
     assert plan.fitting == ['state_format="int8"', 'nvme=[...] and state_format="int8"']
     spillway.torch.OffloadedAdamW(layers(8, 1024).parameters(), host_memory="84MiB",

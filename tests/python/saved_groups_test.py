@@ -6,7 +6,13 @@ import pytest
 import torch
 
 import spillway
-from spillway.torch import OffloadedAdagrad, OffloadedAdam, OffloadedAdamW, OffloadedLion
+from spillway.torch import (
+    OffloadedAdagrad,
+    OffloadedAdam,
+    OffloadedAdamW,
+    OffloadedLion,
+    OffloadedSGD,
+)
 
 
 def weight():
@@ -57,6 +63,45 @@ def test_a_folder_of_the_same_weight_decay_goes_on(tmp_path, kind, arguments, lo
     resumed.load(tmp_path / "saved")
     train(again, resumed, 3)
     assert torch.equal(again, mine)
+
+
+TORCHS = {OffloadedAdamW: torch.optim.AdamW, OffloadedAdam: torch.optim.Adam,
+          OffloadedSGD: torch.optim.SGD}
+
+
+@pytest.mark.parametrize("saver, loader", [(OffloadedAdamW, OffloadedAdam),
+                                           (OffloadedAdam, OffloadedAdamW)])
+def test_a_state_dict_says_how_weight_decay_acts_and_a_folder_is_refused(tmp_path, saver, loader):
+    results = []
+    for kinds in (saver, loader), (TORCHS[saver], TORCHS[loader]):
+        mine, optimizer = trained(kinds[0])
+        again = torch.nn.Parameter(mine.detach().clone())
+        other = kinds[1]([again])
+        other.load_state_dict(optimizer.state_dict())
+        train(again, other, 5)
+        results.append(again.detach())
+    torch.testing.assert_close(*results, rtol=1e-5, atol=1e-6)
+    mine, optimizer = trained(saver)
+    optimizer.load_state_dict(optimizer.state_dict())
+    optimizer.save(tmp_path / "saved")
+    with pytest.raises(spillway.InvalidArgumentError, match="weight decay acts elsewhere"):
+        loader([weight()]).load(tmp_path / "saved")
+
+
+@pytest.mark.parametrize("in_a_state", [True, False])
+def test_betas_in_a_group_of_sgd_are_not_its_momentum(in_a_state):
+    results = []
+    for kind in OffloadedSGD, TORCHS[OffloadedSGD]:
+        mine = weight()
+        optimizer = kind([{"params": [mine]} if in_a_state else
+                          {"params": [mine], "betas": (0.1, 0.2)}], lr=0.01, momentum=0.9)
+        if in_a_state:
+            state = optimizer.state_dict()
+            state["param_groups"][0]["betas"] = (0.1, 0.2)
+            optimizer.load_state_dict(state)
+        train(mine, optimizer, 6)
+        results.append(mine.detach())
+    torch.testing.assert_close(*results, rtol=1e-5, atol=1e-6)
 
 
 @pytest.fixture

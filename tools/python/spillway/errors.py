@@ -106,11 +106,17 @@ _BY_CODE = {kind.code: kind for kind in (
 #: Names of the runtime's interface, and what they are in this package.
 _NAMES = {"gradients_per_step": "accumulation_steps", "discard_gradients": "zero_grad()",
           "call step or": "call step() or", "(missing_gradient)": '(missing="zero")',
-          "after grad_norm": "after clip_grad_norm_"}
+          "after grad_norm": "after clip_grad_norm_", "--host-memory": "host_memory",
+          "--device-memory": "device_memory", "--nvme": "nvme"}
+
+
+def in_names_of_python(message: str) -> str:
+    """Returns what the runtime says in the names of this package."""
+    for theirs, ours in _NAMES.items():
+        message = message.replace(theirs, ours)
+    return message
 
 
 def from_native(code: str, message: str, native: int, where: str) -> Error:
     """Returns the exception for an error of the runtime."""
-    for theirs, ours in _NAMES.items():
-        message = message.replace(theirs, ours)
-    return _BY_CODE.get(code, Error)(message, native, where)
+    return _BY_CODE.get(code, Error)(in_names_of_python(message), native, where)

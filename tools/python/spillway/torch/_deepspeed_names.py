@@ -113,8 +113,9 @@ MODULE = _by_name({
     "DeepSpeedTransformerLayer DeepSpeedTransformerConfig linear": "use torch.nn",
     "OnDevice": 'use torch.device as a context: with torch.device("meta")',
     "profiling autotuning monitor": "use torch.profiler, and log in the program's loop",
-    "DeepSpeedConfig DeepSpeedConfigError load_ds_config runtime utils datastates io":
-        "it is a part of DeepSpeed's own program: give the configuration to initialize"})
+    "DeepSpeedConfig DeepSpeedConfigError load_ds_config runtime datastates io":
+        "it is a part of DeepSpeed's own program: give the configuration to initialize",
+    "utils": "import spillway.torch.zero_to_fp32, and leave the rest out"})
 
 
 def refusal(name: str, of: str, reason: str) -> NotSupportedError:

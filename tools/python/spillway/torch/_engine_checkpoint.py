@@ -14,13 +14,15 @@ import torch
 from spillway._files import staging_of, written_whole
 from spillway._paths import Path, path_of
 from spillway.errors import CorruptDataError, InvalidArgumentError, IoError
-from spillway.torch._engine_deepspeed import is_of_deepspeed, read_model, read_state
+from spillway.torch._deepspeed_files import Saved, is_of_deepspeed
+from spillway.torch._engine_deepspeed import read_state, take_values
 from spillway.torch._loss_scaling import LossScaling
 from spillway.torch._offloaded import OffloadedOptimizer
+from spillway.torch._own_masters import NAMES, write_names
 from spillway.torch._ranks import LOADS_TAG, SAVES_TAG, checksum
 
 _LATEST = "latest"
-_MODEL, _OPTIMIZER, _ENGINE = "model.pt", "optimizer", "engine.pt"
+MODEL, OPTIMIZER, _ENGINE = "model.pt", "optimizer", "engine.pt"
 
 
 def _folder(directory: str, tag: Any) -> str:
@@ -38,11 +40,12 @@ def _write(document: Mapping[str, Any], path: str) -> None:
         torch.save(document, file)
 
 
-def _read(path: str, weights_only: bool) -> Any:
-    """Reads a file that `_write` wrote; torch does not say which one it cannot read."""
+def read(path: str, weights_only: bool, mapped: bool = False) -> Any:
+    """Reads a file that `_write` wrote; torch does not say which one it cannot read. Tensors of one
+    that is `mapped` stay in it until they are used."""
     try:
         with open(path, "rb") as file:
-            return torch.load(file, weights_only=weights_only)
+            return torch.load(path if mapped else file, weights_only=weights_only, mmap=mapped)
     except (EOFError, KeyError, OSError, RuntimeError, ValueError, pickle.UnpicklingError) as error:
         if isinstance(error, OSError) and error.errno != errno.EINVAL:  # of a place before a file
             raise IoError(f"{path} cannot be read: {error.strerror}", error.errno or 0) from error
@@ -61,8 +64,8 @@ def _save(engine: WithCheckpoints, save_dir: Path, tag: Any, client_state: Mappi
         new = staging_of(folder)
         with engine.together(SAVES_TAG, f"{tag}: begins"):
             if engine.is_first:
-                staging.enter_context(written_whole(folder, (_ENGINE, _MODEL),
-                                                    "|".join((_MODEL, _OPTIMIZER, _ENGINE))))
+                staging.enter_context(written_whole(folder, (_ENGINE, MODEL),
+                                                    "|".join((MODEL, OPTIMIZER, _ENGINE, NAMES))))
                 os.mkdir(new)
         with engine.together(SAVES_TAG, f"{tag}: fills"):
             engine.optimizer.synchronize()
@@ -71,7 +74,7 @@ def _save(engine: WithCheckpoints, save_dir: Path, tag: Any, client_state: Mappi
             elif not os.path.isdir(new):
                 raise IoError(f"{new} is not there, which rank 0 has made: save into a folder that "
                               "all ranks see", errno.ENOENT)
-            engine.optimizer.save(os.path.join(new, _OPTIMIZER))
+            engine.optimizer.save(os.path.join(new, OPTIMIZER))
         with engine.together(SAVES_TAG, f"{tag}: ends"):
             staging.close()
             if save_latest and engine.is_first:
@@ -86,7 +89,8 @@ def _fill(engine: WithCheckpoints, new: str, client_state: Mapping[str, Any] | N
         for name, parameter in engine.module.named_parameters(remove_duplicate=False):
             if not parameter.requires_grad:
                 values.pop(name, None)
-    _write(values, os.path.join(new, _MODEL))
+    _write(values, os.path.join(new, MODEL))
+    write_names(new, engine.module, engine.optimizer)
     _write(engine.counts() | {"client_state": dict(client_state or {})},
            os.path.join(new, _ENGINE))
 
@@ -100,7 +104,7 @@ def _write_latest(directory: str, tag: str) -> None:
     part.replace(part.with_name(_LATEST))
 
 
-def _find(load_dir: Path, tag: Any) -> str | None:
+def find(load_dir: Path, tag: Any) -> str | None:
     """Returns the folder of a checkpoint, or None where there is none and no tag is given."""
     directory = path_of(load_dir, "load_dir")
     latest = pathlib.Path(directory) / _LATEST
@@ -123,8 +127,8 @@ def _load(engine: WithCheckpoints, folder: str, *, strict: bool, optimizer: bool
     with_state = optimizer and not module_only
     with engine.together(LOADS_TAG, f"{os.path.basename(folder)}: reads"):
         # What the program has given as client_state is any object.
-        saved = _read(os.path.join(folder, _ENGINE), weights_only=False)
-        values = _read(os.path.join(folder, _MODEL), weights_only=True)
+        saved = read(os.path.join(folder, _ENGINE), weights_only=False)
+        values = read(os.path.join(folder, MODEL), weights_only=True)
         if with_state and (ranks := saved.get("ranks", 1)) != engine.world_size:
             raise InvalidArgumentError(
                 f"{folder} has the state of {ranks} rank(s), and {engine.world_size} load it: "
@@ -142,7 +146,7 @@ def _load(engine: WithCheckpoints, folder: str, *, strict: bool, optimizer: bool
             else:
                 engine.module.load_state_dict(values, strict=strict)
             if with_state:
-                engine.optimizer.load(os.path.join(folder, _OPTIMIZER))
+                engine.optimizer.load(os.path.join(folder, OPTIMIZER))
         if not module_only:
             if schedule and engine.lr_scheduler is not None and saved["schedule"] is not None:
                 engine.lr_scheduler.load_state_dict(saved["schedule"])
@@ -156,9 +160,10 @@ def _load_other(engine: WithCheckpoints, folder: str, *, strict: bool, optimizer
     """Does that with a checkpoint of DeepSpeed's. The loss scale of fp16 begins again."""
     name = os.path.basename(folder)
     with engine.together(LOADS_TAG, f"{name}: reads"):
-        saved, client_state = read_model(folder)
-        state = read_state(folder, saved, engine.optimizer, dict(
-            engine.module.named_parameters())) if optimizer and not module_only else None
+        files = Saved(folder)
+        saved, client_state, values = files.model, files.client_state(), files.values()
+        state = read_state(files, engine.optimizer, dict(engine.module.named_parameters()),
+                           strict) if optimizer and not module_only else None
         of_schedule = (_schedule_of(engine, folder, saved) if schedule and not module_only
                        else None)
     with engine.together(LOADS_TAG, f"{name}: takes"):
@@ -167,9 +172,12 @@ def _load_other(engine: WithCheckpoints, folder: str, *, strict: bool, optimizer
         with (engine.optimizer.replacing("load_checkpoint") if state is not None
               else contextlib.nullcontext()):
             if load_model is not None:
-                load_model(src=saved["module"], dst=engine.module)
+                load_model(src={name: value.contiguous() for name, value in values.items()}
+                           if files.is_cut else values, dst=engine.module)
+            elif files.is_cut:
+                take_values(engine.module, values, strict)
             else:
-                engine.module.load_state_dict(saved["module"], strict=strict)
+                engine.module.load_state_dict(values, strict=strict)
             if state is not None:
                 engine.optimizer.load_state_dict(state)
         if not module_only:
@@ -283,11 +291,11 @@ class WithCheckpoints(torch.nn.Module):
         With `load_module_only` only the model is loaded, and with `load_optimizer_states=False`
         masters become the model's values and moments stay. `custom_load_fn(src=, dst=)` brings a
         state dict into the model in place of its `load_state_dict`. All ranks call it, as many as
-        have saved, unless the state stays. Checkpoints that DeepSpeed has written with ZeRO 1 or 2
-        are taken too, by any number of ranks; the loss scale of fp16 then begins again.
+        have saved, unless the state stays. Checkpoints that DeepSpeed has written with ZeRO 1, 2
+        or 3 are taken too, by any number of ranks; the loss scale of fp16 then begins again.
         """
         with self.together(LOADS_TAG, f"{tag}: finds"):
-            folder = _find(load_dir, tag)
+            folder = find(load_dir, tag)
         if folder is None:
             return None, None
         load = _load_other if is_of_deepspeed(folder) else _load

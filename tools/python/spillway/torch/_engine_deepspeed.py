@@ -1,115 +1,102 @@
-"""Checkpoints that DeepSpeed's engine has written with ZeRO 1 or 2: the model, masters, moments and
-counts go into an engine, of any number of ranks."""
+"""State of DeepSpeed's checkpoints for an engine of any number of ranks, and values of a model."""
 from __future__ import annotations
 
-import contextlib
-import copy
-import glob
 import itertools
-import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 
-from spillway.errors import CorruptDataError, InvalidArgumentError, NotSupportedError
-from spillway.torch._plain_files import read
-
-_MODEL = "mp_rank_00_model_states.pt"
-_REMEDY = "pass load_optimizer_states=False, with which moments begin again"
-
-#: What of the model's file is DeepSpeed's; the rest is the program's `client_state`.
-_OWN = frozenset((
-    "module buffer_names optimizer param_shapes frozen_param_shapes shared_params "
-    "frozen_param_fragments lr_scheduler data_sampler random_ltd sparse_tensor_module_names "
-    "skipped_steps global_steps global_samples dp_world_size mp_world_size "
-    "checkpoint_parallel_dimensions ds_config ds_version").split())
+from spillway.errors import InvalidArgumentError, NotSupportedError
+from spillway.torch._deepspeed_files import REMEDY, Cut, Saved, Values
 
 
-def is_of_deepspeed(folder: str) -> bool:
-    """Whether a folder is a checkpoint of DeepSpeed's engine, of any stage."""
-    return bool(glob.glob(os.path.join(glob.escape(folder), f"*{_MODEL}")))
+class _State(Mapping[str, Any]):
+    """State of a parameter. Its tensors are brought together whenever they are read, so that no
+    more than those of one parameter are in memory."""
+
+    def __init__(self, entries: Mapping[str, Any]) -> None:
+        self._entries = entries
+
+    def __getitem__(self, name: str) -> Any:
+        entry = self._entries[name]
+        return entry.contiguous() if isinstance(entry, Cut) else entry
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
 
 
-@contextlib.contextmanager
-def _layout_of(folder: str) -> Iterator[None]:
-    """Surrounds what takes files apart: one of another layout lacks something."""
-    try:
-        yield
-    except (AttributeError, LookupError, TypeError) as error:
-        raise CorruptDataError(
-            f"{folder} has files of another layout than DeepSpeed's with ZeRO 1 or 2 ({error!r}): "
-            "load another tag") from error
-
-
-def read_model(folder: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns the model's file, and the program's `client_state` in it."""
-    if not os.path.exists(os.path.join(folder, _MODEL)):
-        raise NotSupportedError(
-            f"{folder} is of ZeRO 3, whose parameters are cut over ranks: run DeepSpeed's "
-            "zero_to_fp32.py on it, and give engine.load_module_state_dict what that writes")
-    saved = read(os.path.join(folder, _MODEL), "module", "lr_scheduler", "param_shapes",
-                 "global_steps", "skipped_steps", "global_samples", "dp_world_size",
-                 "mp_world_size")
-    if saved["mp_world_size"] != 1:
-        raise NotSupportedError(f"{folder} has a model that is cut over {saved['mp_world_size']} "
-                                "ranks: save it from one with whole parameters")
-    client_state = {name: value for name, value in saved.items() if name not in _OWN}
-    return saved, copy.deepcopy(client_state)  # out of the file
-
-
-def read_state(folder: str, saved: Mapping[str, Any], optimizer: Any,
-               names: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-    """Returns the state of a checkpoint as a state dict of an optimizer, whose parameters have
-    these names. Each group of parameters is one flat tensor there, which ranks have parts of."""
-    ranks = saved["dp_world_size"]
-    parts = []
-    for rank in range(ranks):
-        name = f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"
-        found = glob.glob(os.path.join(glob.escape(folder), f"*{name}"))
-        if len(found) != 1:
+def take_values(module: torch.nn.Module, values: Values, strict: bool) -> None:
+    """Does what `module.load_state_dict` does, one parameter after the other. Raises before
+    anything has changed."""
+    mine = module.state_dict(keep_vars=True)
+    cut = {name: value for name, value in values.items() if isinstance(value, Cut)}
+    lacks, unknown = sorted(mine.keys() - values.keys()), sorted(values.keys() - mine.keys())
+    if strict and (lacks or unknown):
+        raise InvalidArgumentError(
+            f"the checkpoint lacks {', '.join(lacks) or 'nothing'} of the model, and has "
+            f"{', '.join(unknown) or 'nothing'} beside it: load it into the model that has saved, "
+            "or pass load_module_strict=False")
+    for name, value in cut.items():
+        if name in mine and mine[name].shape != value.shape:
             raise InvalidArgumentError(
-                f"{folder} has no {name}, and {ranks} ranks have saved: bring the files of all of "
-                "them there, or pass load_optimizer_states=False")
-        parts.append(read(found[0], "optimizer_state_dict")["optimizer_state_dict"])
-    with _layout_of(folder):
-        return _state_of(folder, saved, parts, optimizer, names)
+                f"{name} has the shape {tuple(value.shape)} in the checkpoint, and "
+                f"{tuple(mine[name].shape)} in the model: load it into the model that has saved")
+    module.load_state_dict({name: value for name, value in values.items() if name not in cut},
+                           strict=False)
+    with torch.no_grad():
+        for name, value in cut.items():
+            if name in mine:
+                mine[name].copy_(value.contiguous())
 
 
-def _state_of(folder: str, saved: Mapping[str, Any], parts: list[dict[str, Any]], optimizer: Any,
-              names: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-    if not all("single_partition_of_fp32_groups" in part and isinstance(
-            part["base_optimizer_state"], dict) for part in parts):
-        raise NotSupportedError(f"{folder} is not of ZeRO 1 or 2, or elastic: {_REMEDY}")
-    states: dict[torch.Tensor, dict[str, Any]] = {}
-    for group, shapes in enumerate(saved["param_shapes"]):
-        flat, step = _flat_of(folder, group, parts, optimizer,
-                              saved["global_steps"] - saved["skipped_steps"])
-        count = sum(shape.numel() for shape in shapes.values())
-        aligned = any(any(map(any, part.get("param_alignment_paddings") or ())) for part in parts)
-        for key, values in flat.items():  # moments end in the padding of the last rank
-            found = sum(each.numel() for each in values)
-            if aligned or found < count or key == "master" and found != count:
-                raise NotSupportedError(
-                    f"{folder} has {found} values for the {count} of group {group}, whose "
-                    f"parameters are padded: {_REMEDY}")
-        at = 0
-        for name, shape in shapes.items():
-            if name not in names:
-                raise InvalidArgumentError(f"{folder} has state of {name}, and the model no such "
-                                           "parameter: load it into the model that has saved")
-            state = {key: _cut(values, at, at + shape.numel()).view(shape)
-                     for key, values in flat.items()
-                     # The model's file has masters of fp32.
-                     if key != "master" or names[name].dtype != torch.float32}
+def read_state(saved: Saved, optimizer: Any, names: Mapping[str, torch.Tensor],
+               strict: bool) -> dict[str, Any]:
+    """Returns the state of a checkpoint as a state dict of an optimizer, whose parameters have
+    these names. Unless `strict`, those of which nothing was saved begin again."""
+    if not saved.shapes:
+        raise NotSupportedError(f"{saved.folder} is not of ZeRO 1, 2 or 3: {REMEDY}")
+    known = set().union(*saved.shapes)
+    lacks = [name for name, parameter in names.items()
+             if name not in known and optimizer.trains(parameter)]
+    if strict and lacks:
+        raise InvalidArgumentError(
+            f"{saved.folder} has no state of {', '.join(lacks)}, which the optimizer trains here "
+            "and did not there: freeze what was frozen, or pass load_module_strict=False, with "
+            "which such parameters begin again")
+    for name, shape in ((name, shape) for group in saved.shapes for name, shape in group.items()):
+        if name not in names:
+            raise InvalidArgumentError(f"{saved.folder} has state of {name}, and the model no such "
+                                       "parameter: load it into the model that has saved")
+        if names[name].shape != shape:
+            raise InvalidArgumentError(
+                f"{saved.folder} has state of {name} with the shape {tuple(shape)}, and the model "
+                f"has {tuple(names[name].shape)}: load it into the model that has saved")
+    with saved.layout():
+        return _state_of(saved, optimizer, names)
+
+
+def _state_of(saved: Saved, optimizer: Any, names: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    states: dict[torch.Tensor, _State] = {}
+    for group, shapes in enumerate(saved.shapes):
+        flat, step = _flat_of(saved, group, optimizer)
+        cuts = {key: saved.cut(group, values, padded=key != "master")  # DeepSpeed pads moments
+                for key, values in flat.items()}
+        for name in shapes:
+            state: dict[str, Any] = {
+                key: cut[name] for key, cut in cuts.items()
+                # What the model has is the master of fp32.
+                if key != "master" or names[name].dtype != torch.float32}
             if state:
-                states[names[name]] = state | ({} if step is None else {"step": step})
-            at += shape.numel()
+                states[names[name]] = _State(state | ({} if step is None else {"step": step}))
     parameters = [each for group in optimizer.param_groups for each in group["params"]]
     numbers = itertools.count()
     groups = [{**group, "params": list(itertools.islice(numbers, len(group["params"])))}
               for group in optimizer.param_groups]
-    of_parts = parts[0]["base_optimizer_state"]["param_groups"]
+    of_parts = saved.parts[0][1]["param_groups"]
     if len(of_parts) == len(groups):
         for mine, theirs in zip(groups, of_parts, strict=True):
             mine["lr"] = theirs["lr"]
@@ -117,38 +104,35 @@ def _state_of(folder: str, saved: Mapping[str, Any], parts: list[dict[str, Any]]
         number: states[each] for number, each in enumerate(parameters) if each in states}}
 
 
-def _flat_of(folder: str, group: int, parts: list[dict[str, Any]], optimizer: Any,
-             steps: int) -> tuple[dict[str, list[torch.Tensor]], Any]:
+def _flat_of(saved: Saved, group: int,
+             optimizer: Any) -> tuple[dict[str, list[torch.Tensor]], Any]:
     """Returns masters and moments of a group, by the parts of ranks, and the steps that it has
     made. An engine without `steps`, and SGD without momentum, have saved no moments."""
-    base = [part["base_optimizer_state"] for part in parts]
+    base = [state for _, state in saved.parts]
     of_group = [each["state"].get(group, {}) for each in base]
-    masters = [part["single_partition_of_fp32_groups"][group] for part in parts]
+    masters = [masters[group] for masters, _ in saved.parts]
     if not any(torch.is_tensor(value) and value.dim() > 0 for value in of_group[0].values()):
         if not optimizer.counts_steps:
             return {"master": masters}, None
-        if steps == 0:
+        if saved.steps == 0:
             return {}, None
     flat = {"master": masters}
     for name in optimizer.state_names.values():
         if not all(name in each for each in of_group):
             raise InvalidArgumentError(
-                f"{folder} has no {name}, which a {type(optimizer).__name__} has: give initialize "
-                f"the optimizer that has saved, or {_REMEDY}")
+                f"{saved.folder} has no {name}, which a {type(optimizer).__name__} has: give "
+                f"initialize the optimizer that has saved, or {REMEDY}")
         flat[name] = [each[name].flatten() for each in of_group]
-    step = of_group[0].get("step", base[0]["param_groups"][group].get("step"))
+    step = of_group[0].get("step", _settings_of(base[0]["param_groups"], group).get("step"))
     if step is None and optimizer.counts_steps:
         raise InvalidArgumentError(
-            f"{folder} has moments of group {group} and no step, the number of its updates, which "
-            f"the bias correction needs: {_REMEDY}")
+            f"{saved.folder} has moments of group {group} and no step, the number of its updates, "
+            f"which the bias correction needs: {REMEDY}")
     return flat, step
 
 
-def _cut(parts: list[torch.Tensor], start: int, stop: int) -> torch.Tensor:
-    """Returns a range of a flat tensor, of which these are the parts: a view where one has it."""
-    pieces = []
-    for part in parts:
-        pieces.append(part[max(start, 0):max(stop, 0)])
-        start, stop = start - part.numel(), stop - part.numel()
-    pieces = [piece for piece in pieces if piece.numel()] or pieces[:1]
-    return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+def _settings_of(groups: list[dict[str, Any]], number: int) -> dict[str, Any]:
+    """Returns the settings of the flat tensor of that number: ZeRO 3 may cut a group into several,
+    which are numbered on."""
+    return next((group for group in groups if number in group.get("params", ())), groups[number]
+                if number < len(groups) else {})

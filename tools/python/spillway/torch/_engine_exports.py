@@ -3,8 +3,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, BinaryIO
 
 import torch
 
@@ -14,14 +14,14 @@ from spillway.torch._engine_settings import WithSettings
 from spillway.torch._ranks import SAVES_TAG
 
 
-def _write(values: Mapping[str, Any], folder: str, name: str) -> None:
-    """Writes FOLDER/NAME, which replaces one that is there once it is whole."""
-    path = os.path.join(folder, name)
+@contextlib.contextmanager
+def replaced(path: str) -> Iterator[BinaryIO]:
+    """Gives a file to write, which replaces one that is there once it is whole."""
     try:
-        os.makedirs(folder, exist_ok=True)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
         try:
             with open(f"{path}.part", "wb") as file:
-                torch.save(values, file)
+                yield file
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(f"{path}.part", path)
@@ -71,7 +71,8 @@ class WithExports(WithSettings):
         with self.together(SAVES_TAG, f"{save_filename}: writes"):
             values = self.module_state_dict(exclude_frozen_parameters=exclude_frozen_parameters)
             if self.is_first:
-                _write(values, folder, save_filename)
+                with replaced(os.path.join(folder, save_filename)) as file:
+                    torch.save(values, file)
         return True
 
     def save_fp16_model(self, save_dir: Path, save_filename: str = "pytorch_model.bin") -> bool:

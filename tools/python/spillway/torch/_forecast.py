@@ -12,7 +12,7 @@ import torch
 from spillway._arguments import check_format, checked_options, trainer_options
 from spillway._load import native
 from spillway._paths import Path, Paths, folders_of, path_of
-from spillway.errors import InvalidArgumentError, NotSupportedError
+from spillway.errors import InvalidArgumentError, NotSupportedError, in_names_of_python
 from spillway.reports import Document, size_text
 from spillway.torch._blocks import find_blocks, units_of
 from spillway.torch._registered import DTYPES, freed_values
@@ -203,7 +203,7 @@ def _refusal(parts: list[Any], folders: list[str] | None, machine: Any) -> str |
     taken = 0
     for part in parts:
         if (refusal := part.refusal(taken)) is not None:
-            return refusal
+            return in_names_of_python(refusal)
         taken += sum(count for tier, _, count in part.memory if tier == "host")
     if folders and folders != [_ANY_FOLDER]:
         there = {os.stat(folder).st_dev: shutil.disk_usage(folder).free for folder in folders}

@@ -120,7 +120,9 @@ class WithGroups(WithLifetime):
         native_group.optimizer = self.kind
         native_group.decoupled = self._decouples(group)
         native_group.lr = self._learning_rate(group, updates)
-        native_group.beta1, native_group.beta2 = group.get("betas", (group.get("momentum", 0), 0))
+        # As with torch, a stray key of another optimizer's changes nothing.
+        native_group.beta1, native_group.beta2 = (
+            group["betas"] if "betas" in self.defaults else (group.get("momentum", 0), 0))
         native_group.eps = group.get("eps", 0.0)
         native_group.weight_decay = group["weight_decay"]
         native_group.bias_correction = group.get("bias_correction", True)
@@ -128,7 +130,10 @@ class WithGroups(WithLifetime):
 
     def _write_groups(self, folder: str) -> None:
         """Writes the settings of the groups into a checkpoint's folder."""
-        text = _sealed({"groups": [_settings(group) for group in self.param_groups],
+        own = ("decoupled_weight_decay", self.decoupled)  # what it would be without
+        text = _sealed({"groups": [_settings({key: value for key, value in group.items()
+                                              if (key, value) != own})
+                                   for group in self.param_groups],
                         "optimizer": type(self).__name__,
                         "decoupled": [self._decouples(group) for group in self.param_groups]})
         (pathlib.Path(folder) / _FILE).write_text(text, encoding="utf-8")

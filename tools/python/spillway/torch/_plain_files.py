@@ -34,14 +34,23 @@ def _tensor(storage: Any, offset: Any, size: Any, stride: Any, *_: Any) -> torch
     return torch._utils._rebuild_tensor(storage, offset, size, stride)
 
 
-_MAKES: dict[tuple[str, str], Callable[..., Any]] = {
-    ("torch._utils", "_rebuild_tensor_v2"): _tensor,
-    ("torch", "Size"): lambda sizes=(): torch.Size(sizes),
-    ("collections", "OrderedDict"): lambda: collections.OrderedDict()}
-
-
 def _refused(what: str) -> pickle.UnpicklingError:
     return pickle.UnpicklingError(f"it has a {what}")
+
+
+def _with_attributes(maker: Any, _kind: Any, arguments: Any, *_: Any) -> Any:
+    """Returns what a tensor is made of whose attributes were saved too; they are left out."""
+    if type(maker) is not _Maker or maker.make is not _tensor:
+        raise _refused(f"tensor of a {type(maker).__name__}")
+    return _tensor(*arguments)
+
+
+_MAKES: dict[tuple[str, str], Callable[..., Any]] = {
+    ("torch._utils", "_rebuild_tensor_v2"): _tensor,
+    ("torch._tensor", "_rebuild_from_type_v2"): _with_attributes,
+    ("torch", "Tensor"): _Inert,
+    ("torch", "Size"): lambda sizes=(): torch.Size(sizes),
+    ("collections", "OrderedDict"): lambda: collections.OrderedDict()}
 
 
 class _Operations(dict[int, Any]):

@@ -191,6 +191,11 @@ class WithState(WithGroups):
         finally:
             self._leaves_state_out, self._marker = False, None
 
+    def name_of_state(self, parameter: torch.Tensor) -> str:
+        """Returns the name under which `save` writes the state of a parameter."""
+        shard, index = self._places[parameter]
+        return shard.entries[index].name
+
     def has_state(self) -> bool:
         """Whether a parameter has been updated, or has loaded state."""
         return any(shard.updates(index) > 0 for shard, index in self._places.values())
@@ -218,9 +223,9 @@ class WithState(WithGroups):
         self._load_groups({**state_dict, "state": {}})
         if _LEFT_OUT not in state_dict:
             with self.replacing("load_state_dict"):
-                for parameter, (master, m, v) in states.items():
+                for parameter, state in states.items():
                     shard, index = self._places[parameter]
-                    shard.write(index, master, m, v)
+                    shard.write(index, *self._tensors_of(state))
                     shard.set_updates(index, steps[parameter])
                 for shard in self._shards:
                     shard.publish()
@@ -260,9 +265,14 @@ class WithState(WithGroups):
             raise CorruptDataError("the state is new in a part alone, since "
                                    f"{self._cut_off}() was cut off: {remedy}")
 
+    def _tensors_of(self, state: Mapping[str, Any]) -> list[torch.Tensor | None]:
+        """Returns master and moments of a parameter's state; None for what it has not."""
+        return [state.get(name) for name in (
+            "master", self.state_names.get("m", ""), self.state_names.get("v", ""))]
+
     def _checked(self, state_dict: Mapping[str, Any]) -> tuple[
-            dict[torch.Tensor, tuple[torch.Tensor | None, ...]], dict[torch.Tensor, int]]:
-        """Returns master and moments, and the number of steps, of each parameter whose state is to
+            dict[torch.Tensor, Mapping[str, Any]], dict[torch.Tensor, int]]:
+        """Returns the state, and the number of steps, of each parameter whose state is to
         be set. Raises for a state that cannot be loaded, and has changed nothing then."""
         self._check_saved_groups(state_dict["param_groups"])
         numbered = [parameter for group in self.param_groups for parameter in group["params"]]
@@ -278,17 +288,18 @@ class WithState(WithGroups):
                 raise InvalidArgumentError(
                     f"the state of parameter {number} has {sorted(state)} and no {lacks[0]}: it is "
                     f"that of another optimizer than {type(self).__name__}")
-            moments = {moment: state.get(name) for moment, name in self.state_names.items()}
-            states[parameter] = (state.get("master"), moments.get("m"), moments.get("v"))
+            states[parameter] = state
+            tensors = self._tensors_of(state)
             shard, index = self._places[parameter]
-            shard.check_state(index, *states[parameter])
-            is_there = any(tensor is not None for tensor in states[parameter])
+            shard.check_state(index, *tensors)
+            is_there = any(tensor is not None for tensor in tensors)
             steps[parameter] = int(state.get("step", is_there))
         if _LEFT_OUT not in state_dict:
             for parameter, (shard, index) in self._places.items():
                 if parameter not in states and shard.updates(index) > 0:
                     group = self.param_groups[shard.entries[index].group]
-                    states[parameter] = (None, None, self._first_state(group, parameter.shape))
+                    first = self._first_state(group, parameter.shape)
+                    states[parameter] = {} if first is None else {self.state_names["v"]: first}
                     steps[parameter] = 0
         if self._ranks is not None and len(set(steps.values())) > 1:
             raise NotSupportedError(

@@ -29,6 +29,12 @@ class _Adam(OffloadedOptimizer):
     def _decouples(self, group: Mapping[str, Any]) -> bool:
         return bool(group.get("decoupled_weight_decay", self.decoupled))
 
+    def state_dict(self) -> dict[str, Any]:
+        saved = super().state_dict()
+        for group in saved.get("param_groups", ()):  # a hook may have left them out
+            group.setdefault("decoupled_weight_decay", self.decoupled)
+        return saved
+
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Takes groups of a state; those of Adam become AdamW's where that loads them, as torch's
         do."""
