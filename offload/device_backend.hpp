@@ -13,6 +13,7 @@
 #include <string_view>
 
 #include "offload/device_span.hpp"
+#include "offload/shared_pages.hpp"
 #include "runtime/base/inline_task.hpp"
 #include "runtime/base/units.hpp"
 
@@ -100,6 +101,9 @@ class DeviceBackend {
   /// `Error{out_of_memory}` naming the limit, what was asked for and the remedy. A child made by
   /// fork() has no pinned memory, unless `show_to_children` has said otherwise.
   [[nodiscard]] virtual std::byte* allocate(MemoryKind kind, Bytes size) = 0;
+  /// Returns pinned memory of `pages.bytes()` whose pages are those of a file. What is there stays.
+  /// Children made by fork() share it. Throws likewise.
+  [[nodiscard]] virtual std::byte* map_shared(const SharedPages& pages) = 0;
   virtual void deallocate(MemoryKind kind, std::byte* address, Bytes size) noexcept = 0;
   [[nodiscard]] virtual std::unique_ptr<Stream> make_stream(std::string_view name) = 0;
   [[nodiscard]] virtual std::unique_ptr<Event> make_event() = 0;

@@ -60,6 +60,14 @@ std::byte* FailingBackend::allocate(MemoryKind kind, Bytes size) {
   return inner_->allocate(kind, size);
 }
 
+std::byte* FailingBackend::map_shared(const SharedPages& pages) {
+  if (is_due(FaultKind::pinned_allocation)) {
+    throw Error(ErrorCode::out_of_memory,
+                fmt::format("injected fault: mapping of {} shared bytes", pages.bytes().value()));
+  }
+  return inner_->map_shared(pages);
+}
+
 std::unique_ptr<Stream> FailingBackend::make_stream(std::string_view name) {
   return std::make_unique<FailingStream>(*this, inner_->make_stream(name));
 }

@@ -35,6 +35,7 @@ class FailingBackend final : public DeviceBackend {
 
   [[nodiscard]] std::string_view name() const override { return inner_->name(); }
   [[nodiscard]] std::byte* allocate(MemoryKind kind, Bytes size) override;
+  [[nodiscard]] std::byte* map_shared(const SharedPages& pages) override;
   void deallocate(MemoryKind kind, std::byte* address, Bytes size) noexcept override {
     inner_->deallocate(kind, address, size);
   }

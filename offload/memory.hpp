@@ -15,6 +15,10 @@ class Memory {
   Memory() = default;
   Memory(DeviceBackend& backend, Bytes size)
       : backend_(&backend), address_(backend.allocate(kind, size)), size_(size) {}
+  /// Owns a mapping of a file's pages.
+  Memory(DeviceBackend& backend, const SharedPages& pages)
+    requires(kind == MemoryKind::pinned)
+      : backend_(&backend), address_(backend.map_shared(pages)), size_(pages.bytes()) {}
   Memory(Memory&& other) noexcept
       : backend_(std::exchange(other.backend_, nullptr)),
         address_(std::exchange(other.address_, nullptr)),

@@ -51,6 +51,18 @@ class CudaBackend final : public DeviceBackend {
     return kind == MemoryKind::device ? allocate_device(size) : allocate_pinned(size, number);
   }
 
+  [[nodiscard]] std::byte* map_shared(const SharedPages& pages) override {
+    const CurrentDevice current(*api_, number_);
+    detail::check_pages(pages);
+    static_cast<void>(pinned_.take(pages.bytes()));
+    const PinnedResult result = pin_shared(*api_, pages, piece_);
+    if (result.address == nullptr) {
+      pinned_.refuse(pages.bytes(),
+                     {.reason = result.reason, .remedy = pinned_remedy(), .native = result.native});
+    }
+    return result.address;
+  }
+
   void deallocate(MemoryKind kind, std::byte* address, Bytes size) noexcept override {
     if (address == nullptr) return;
     if (kind == MemoryKind::device) {

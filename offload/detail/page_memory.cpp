@@ -1,6 +1,8 @@
 #include "offload/detail/page_memory.hpp"
 
+#include <fmt/format.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -8,6 +10,7 @@
 #include <cstring>
 #include <new>
 
+#include "runtime/base/error.hpp"
 #include "runtime/base/log.hpp"
 #include "runtime/base/stagger.hpp"
 
@@ -75,6 +78,42 @@ std::byte* map_pages(const PageRequest& request) noexcept {
   advise_huge_pages(start + head, wanted);
   keep_from_children(start + head, wanted);
   return start + head;
+}
+
+void check_pages(const SharedPages& pages) {
+  // Beyond the end of a file, memory faults.
+  struct stat status {};
+  if (::fstat(pages.file, &status) != 0) {
+    throw_errno(errno, fmt::format("fstat of the file {} with shared pages", pages.file));
+  }
+  const auto size = static_cast<std::uint64_t>(status.st_size);
+  for (const FilePages& part : pages.parts) {
+    check(part.first % kPageBytes == 0 && part.bytes % kPageBytes == 0 && part.bytes > 0 &&
+              part.bytes <= size && part.first <= size - part.bytes,
+          ErrorCode::invalid_argument,
+          fmt::format("shared pages are {} bytes from {} of a file of {}; give whole pages of {} "
+                      "that are in it",
+                      part.bytes, part.first, size, kPageBytes));
+  }
+}
+
+std::byte* map_shared_pages(const SharedPages& pages) noexcept {
+  const std::size_t size = pages.bytes().value();
+  void* mapping = ::mmap(nullptr, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (mapping == MAP_FAILED) return nullptr;
+  auto* const start = static_cast<std::byte*>(mapping);
+  std::byte* next = start;
+  for (const FilePages& part : pages.parts) {
+    if (::mmap(next, part.bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, pages.file,
+               static_cast<off_t>(part.first)) == MAP_FAILED) {
+      const int error = errno;
+      unmap(start, size);
+      errno = error;
+      return nullptr;
+    }
+    next += part.bytes;
+  }
+  return start;
 }
 
 bool show_to_children(std::byte* address, std::size_t size) noexcept {

@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "offload/shared_pages.hpp"
+
 namespace spillway::offload::detail {
 
 /// Returns heap memory aligned to kPageBytes, for the "device". Exact to AddressSanitizer: the byte
@@ -24,6 +26,11 @@ struct PageRequest {
 /// where a driver or io_uring has pinned them. Returns null, with errno set, when the system
 /// refuses.
 [[nodiscard]] std::byte* map_pages(const PageRequest& request) noexcept;
+/// Throws `Error{invalid_argument}` for pages that their file has not.
+void check_pages(const SharedPages& pages);
+/// Maps pages of a file, which has them, in a row; a child made by fork() shares them. Returns
+/// null, with errno set, when the system refuses.
+[[nodiscard]] std::byte* map_shared_pages(const SharedPages& pages) noexcept;
 /// Lets later children have such pages. Returns false, with errno set, when the system refuses.
 [[nodiscard]] bool show_to_children(std::byte* address, std::size_t size) noexcept;
 void unmap_pages(std::byte* address, std::size_t size) noexcept;

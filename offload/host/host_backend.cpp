@@ -59,6 +59,18 @@ class HostBackend final : public DeviceBackend {
     return address;
   }
 
+  [[nodiscard]] std::byte* map_shared(const SharedPages& pages) override {
+    detail::check_pages(pages);
+    static_cast<void>(pinned_.take(pages.bytes()));
+    std::byte* const address = detail::map_shared_pages(pages);
+    if (address == nullptr) {
+      pinned_.refuse(pages.bytes(), {.reason = std::strerror(errno),
+                                     .remedy = "raise vm.max_map_count or `ulimit -v`",
+                                     .native = errno});
+    }
+    return address;
+  }
+
   void deallocate(MemoryKind kind, std::byte* address, Bytes size) noexcept override {
     if (address == nullptr) return;
     if (kind == MemoryKind::device) {

@@ -36,6 +36,7 @@
 #include "cpu_adam/adam.hpp"
 #include "nvme_swap/tile_store.hpp"
 #include "offload/device_backend.hpp"
+#include "offload/shared_pages.hpp"
 #include "runtime/base/dtype.hpp"
 #include "runtime/base/state_format.hpp"
 #include "runtime/base/units.hpp"
@@ -114,6 +115,11 @@ struct EmbeddedOptions {
   /// As much of the memory of values at the start is freed once the trainer is made. It counts as
   /// free for gradients, which come later.
   Bytes freed_values;
+  /// Pages of a file in which values of parameters that are kept on the host lie, one behind the
+  /// other on leaves in the order of registration, and those of frozen tensors of units. Other
+  /// processes map them too: what is frozen is there already and stays, and `host_memory` does not
+  /// count them. Absent: they lie in memory of the trainer.
+  std::optional<offload::SharedPages> parameter_pages, frozen_pages;
   std::vector<std::filesystem::path> nvme;   ///< where state lives; empty: in host memory
   std::uint64_t tile_parameters = 2u << 20;  ///< a multiple of kLeafParameters
   std::uint32_t threads = 0;                 ///< of the update; 0: physical cores

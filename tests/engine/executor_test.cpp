@@ -58,6 +58,9 @@ class EventCounter final : public offload::DeviceBackend {
   [[nodiscard]] std::byte* allocate(offload::MemoryKind kind, Bytes size) override {
     return inner_->allocate(kind, size);
   }
+  [[nodiscard]] std::byte* map_shared(const offload::SharedPages& pages) override {
+    return inner_->map_shared(pages);
+  }
   void deallocate(offload::MemoryKind kind, std::byte* address, Bytes size) noexcept override {
     inner_->deallocate(kind, address, size);
   }

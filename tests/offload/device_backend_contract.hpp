@@ -6,7 +6,10 @@
 #pragma once
 
 #include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -59,6 +62,44 @@ TEST_P(DeviceBackendContract, PinnedMemoryIsInAForkedChildOnlyWhereItIsShown) {
   show_to_children(shown);
   EXPECT_EQ(test_support::ends_in_child(hidden.host()), 0);
   EXPECT_EQ(test_support::ends_in_child(shown.host()), 2);
+}
+
+TEST_P(DeviceBackendContract, MapsPagesOfAFileInTheirOrderAndChangesNothingThere) {
+  const int file = ::memfd_create("pages", MFD_CLOEXEC);
+  ASSERT_GE(file, 0);
+  std::vector<std::byte> content(5 * kPageBytes);
+  fill(content, 7);
+  ASSERT_EQ(::pwrite(file, content.data(), content.size(), 0),
+            static_cast<ssize_t>(content.size()));
+  const auto backend = make(16_KiB, Bytes{3 * kPageBytes});
+  const SharedPages pages{.file = file,
+                          .parts = {{.first = 3 * kPageBytes, .bytes = kPageBytes},
+                                    {.first = 0, .bytes = 2 * kPageBytes}}};
+  {
+    const PinnedMemory memory(*backend, pages);
+    EXPECT_EQ(backend->usage(MemoryKind::pinned).current, Bytes{3 * kPageBytes});
+    const std::span<std::byte> host = memory.host();
+    EXPECT_TRUE(
+        equal(host.first(kPageBytes), std::span(content).subspan(3 * kPageBytes, kPageBytes)));
+    EXPECT_TRUE(equal(host.subspan(kPageBytes), std::span(content).first(2 * kPageBytes)));
+    // What the device brings there, others see: here who reads the file.
+    const DeviceMemory device(*backend, 16_KiB);
+    const auto stream = backend->make_stream("copies");
+    stream->upload(device.device().subspan(0, kPageBytes), host.subspan(kPageBytes, kPageBytes));
+    stream->download(host.first(kPageBytes), device.device().subspan(0, kPageBytes));
+    stream->synchronize();
+  }
+  EXPECT_EQ(backend->usage(MemoryKind::pinned).current, Bytes{});
+  std::vector<std::byte> after(content.size());
+  ASSERT_EQ(::pread(file, after.data(), after.size(), 0), static_cast<ssize_t>(after.size()));
+  std::copy_n(content.begin(), kPageBytes, content.begin() + 3 * kPageBytes);
+  EXPECT_TRUE(equal(after, content));
+  for (const FilePages& wrong : {FilePages{.first = 4 * kPageBytes, .bytes = 2 * kPageBytes},
+                                 FilePages{.first = 8, .bytes = kPageBytes}}) {
+    EXPECT_THROW(PinnedMemory(*backend, SharedPages{.file = file, .parts = {wrong}}), Error);
+  }
+  EXPECT_EQ(backend->usage(MemoryKind::pinned).current, Bytes{});
+  ::close(file);
 }
 
 TEST_P(DeviceBackendContract, EnforcesEachCapacityToTheByte) {

@@ -44,9 +44,10 @@ SCRIPTS = {**{f"mpi.{name}": ["spillway", "spillway_mpi"]
                "lifetime", "missing", "native_run", "optimizers",
                "optimizers_state", "paths", "raised", "ranks", "ranks_deferred",
                "ranks_gradients", "ranks_writes", "released", "saved_groups", "saved_state",
-               "scaled", "streamed_activations", "streamed_views", "streaming", "torch_calls",
-               "trainer_optimizers", "trainer_ranks", "trainer_streaming", "trainer_tuning",
-               "writes", "zero_to_fp32")},
+               "scaled", "streamed_activations", "streamed_memory", "streamed_one_rank",
+               "streamed_ranks", "streamed_trainer_ranks", "streamed_views", "streaming",
+               "torch_calls", "trainer_optimizers", "trainer_ranks", "trainer_streaming",
+               "trainer_tuning", "writes", "zero_to_fp32")},
            "python.types": ["spillway_python", "spillway_python_stub"],
            **{f"python.{name}": ["spillway", "spillway_python", "spillway_failing_calls"]
               for name in ("failing_calls", "failing_runs")},

@@ -129,6 +129,21 @@ PinnedResult map_pinned(CudaApi& api, const PinnedRequest& request) {
       .address = nullptr, .reason = "cudaHostRegister: " + api.describe(status), .native = status};
 }
 
+PinnedResult pin_shared(CudaApi& api, const SharedPages& pages, std::size_t piece) {
+  std::byte* const address = detail::map_shared_pages(pages);
+  if (address == nullptr) {
+    const int error = errno;
+    return {.address = nullptr,
+            .reason = std::string("mmap: ") + std::strerror(error),
+            .native = error};
+  }
+  const Status status = register_pieces(api, address, pages.bytes().value(), piece);
+  if (status == kSuccess) return {.address = address, .reason = {}, .native = kSuccess};
+  detail::unmap_pages(address, pages.bytes().value());
+  return {
+      .address = nullptr, .reason = "cudaHostRegister: " + api.describe(status), .native = status};
+}
+
 void unmap_pinned(CudaApi& api, std::byte* address, const PinnedExtent& extent) noexcept {
   unregister_pieces(api, address, whole_pages(extent.size), extent.piece);
   detail::unmap_pages(address, extent.size);

@@ -37,6 +37,9 @@ struct PinnedRequest {
 /// Maps bytes aligned to kPageBytes. A refusal leaves nothing mapped or registered.
 [[nodiscard]] PinnedResult map_pinned(CudaApi& api, const PinnedRequest& request);
 
+/// Maps pages of a file likewise, and changes nothing there; `piece`: as that of a request.
+[[nodiscard]] PinnedResult pin_shared(CudaApi& api, const SharedPages& pages, std::size_t piece);
+
 struct PinnedExtent {
   std::size_t size = 0;
   std::size_t piece = 0;  ///< as it was mapped with

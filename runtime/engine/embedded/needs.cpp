@@ -9,6 +9,18 @@
 #include "runtime/plan/placement/pools.hpp"
 
 namespace spillway::engine {
+namespace {
+
+/// Bytes of pages that are there before the trainer.
+Bytes shared_bytes(const EmbeddedOptions& options) {
+  Bytes all;
+  if (options.parameter_pages) all += options.parameter_pages->bytes();
+  if (options.frozen_pages) all += options.frozen_pages->bytes();
+  return all;
+}
+
+}  // namespace
+
 config::TrainOptions train_options(const EmbeddedOptions& options) {
   config::TrainOptions train;
   train.compute = options.dtype;
@@ -63,7 +75,7 @@ void check_memory(const EmbeddedOptions& options, const EmbeddedNeeds& needs, By
   const std::optional<Bytes> free_device = free_memory_of_device(train);
   const MemoryBudget memory = available_to(options, read_memory_budget(), needs.gradients, beside);
   const plan::Budgets total = needs.total();
-  Bytes host = total.host;
+  Bytes host = total.host - std::min(shared_bytes(options), total.host);
   if (free_device) {
     check_fits({.device = total.device, .host = {}}, train, memory, free_device,
                "give units to parameters, and device_memory, so that they are streamed");

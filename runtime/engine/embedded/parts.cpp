@@ -56,7 +56,8 @@ EngineSetup engine_setup(const EmbeddedOptions& options, const EmbeddedLayout& l
                    .budgets = needs.total(),
                    .placement = placement},
           .store = {.options = state_store(options)},
-          .foreign = ForeignPasses{.framework = framework, .groups = layout.groups}};
+          .foreign = ForeignPasses{.framework = framework, .groups = layout.groups},
+          .shared = {.parameters = options.parameter_pages, .frozen = options.frozen_pages}};
 }
 
 void attempt(const auto& call) noexcept {
@@ -107,6 +108,7 @@ EmbeddedParts::EmbeddedParts(const EmbeddedOptions& wanted,
   for (const ParameterRange& each : layout.ranges) values.clear_padding(each);
   cycle.initialize(ValuesSource(options.dtype, layout.ranges, parameters));
   for (std::size_t i = 0; i < frozen.size(); ++i) {
+    if (options.frozen_pages && frozen[i].unit) continue;  // it is there
     values.write_frozen(layout.frozen[i], {frozen[i].values, frozen[i].bytes.value()});
   }
 }

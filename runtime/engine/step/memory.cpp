@@ -1,5 +1,7 @@
 #include "runtime/engine/step/memory.hpp"
 
+#include <fmt/format.h>
+
 #include <utility>
 
 #include "runtime/base/error.hpp"
@@ -29,14 +31,31 @@ bool is_shared(PoolKind kind) {
   return kind == PoolKind::host_parameters || kind == PoolKind::host_frozen;
 }
 
+const offload::SharedPages* pages_of(const SharedPools& shared, PoolKind kind) {
+  if (kind == PoolKind::host_parameters && shared.parameters) return &*shared.parameters;
+  if (kind == PoolKind::host_frozen && shared.frozen) return &*shared.frozen;
+  return nullptr;
+}
+
+void check_bytes(const offload::SharedPages& pages, Bytes wanted) {
+  check(pages.bytes() == wanted, ErrorCode::invalid_argument,
+        fmt::format("shared pages are {} bytes, and what lies there is {}; give as many",
+                    pages.bytes().value(), wanted.value()));
+}
+
 }  // namespace
 
-Memory::Memory(plan::Pools pools, offload::DeviceBackend& backend)
+Memory::Memory(plan::Pools pools, offload::DeviceBackend& backend, const SharedPools& shared)
     : pools_(std::move(pools)), backend_(backend) {
   restore_device();
   for (std::size_t p = 0; p < plan::kPoolCount; ++p) {
     const auto kind = static_cast<PoolKind>(p);
-    if (plan::tier_of(kind) == Tier::host) allocate(host_[p], backend, pools_[p].bytes());
+    if (const offload::SharedPages* pages = pages_of(shared, kind); pages != nullptr) {
+      check_bytes(*pages, pools_[p].bytes());
+      host_[p] = offload::PinnedMemory(backend, *pages);
+    } else if (plan::tier_of(kind) == Tier::host) {
+      allocate(host_[p], backend, pools_[p].bytes());
+    }
     if (is_shared(kind)) show_to_children(host_[p]);
   }
 }

@@ -5,6 +5,7 @@
 
 #include <array>
 #include <cstddef>
+#include <optional>
 #include <span>
 
 #include "offload/memory.hpp"
@@ -12,12 +13,19 @@
 
 namespace spillway::engine {
 
+/// Pages of files in which pools lie that other processes map too. Absent: the pool is this one's.
+struct SharedPools {
+  std::optional<offload::SharedPages> parameters{};  ///< host_parameters
+  std::optional<offload::SharedPages> frozen{};      ///< host_frozen
+};
+
 class Memory {
  public:
   /// Allocates the pools, except the model's constants, which belong to StepEngine. Throws
   /// `Error{out_of_memory}` if the backend's budget is below `plan::memory_items`. A child made by
-  /// fork() has, of the host's pools, only the parameters and the frozen tensors.
-  Memory(plan::Pools pools, offload::DeviceBackend& backend);
+  /// fork() has, of the host's pools, only the parameters and the frozen tensors. Throws
+  /// `Error{invalid_argument}` if shared pages are not as many bytes as their pool.
+  Memory(plan::Pools pools, offload::DeviceBackend& backend, const SharedPools& shared = {});
 
   /// Returns the bytes of a buffer, or of several in a row, of a pool on the device.
   [[nodiscard]] offload::DeviceSpan<std::byte> device(const plan::Buffer& buffer) const;

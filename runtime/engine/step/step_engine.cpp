@@ -57,7 +57,7 @@ StepEngine::StepEngine(EngineSetup setup, const ModelRuntime& model, plan::Pools
       constants_(make_constants(model.transformer.get(), *backend_, *streams_->upload)),
       device_math_(make_device_math(options(), *streams_->compute)),
       slots_(workload(), placement()),
-      memory_(std::make_unique<Memory>(std::move(pools), *backend_)) {
+      memory_(std::make_unique<Memory>(std::move(pools), *backend_, setup_.shared)) {
   check_ranks(setup_, ranks_);
   if (!ranks_.alone()) ranks_.host(RankGroups::Group::job)->wake_with(&wake_);
   if (model.ops != nullptr) model.ops->bind_stream(streams_->compute->native());

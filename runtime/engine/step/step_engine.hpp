@@ -47,6 +47,7 @@ struct EngineSetup {
   StateStore store{};
   std::optional<ForeignPasses> foreign{};  ///< absent: a model runs the passes
   std::size_t update_prefetch = 0;         ///< the updates' software prefetch distance
+  SharedPools shared{};                    ///< pools in memory of several processes
   RankGroups* ranks = nullptr;             ///< outlives the engine; null: this rank is alone
 };
 

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 #include <malloc.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -96,6 +97,9 @@ void add_size(nb::class_<EmbeddedOptions>& options, const char* name,
       [size](EmbeddedOptions& o, const std::string& text) { o.*size = parse_bytes(text); });
 }
 
+/// Where each row of pages begins in a file, and its bytes.
+using PagesOfFile = std::vector<std::pair<std::uint64_t, std::uint64_t>>;
+
 }  // namespace
 
 void add_trainer_options(nb::module_& module) {
@@ -142,6 +146,18 @@ void add_trainer_options(nb::module_& module) {
       .def_prop_rw(
           "freed_values", [](const EmbeddedOptions& o) { return o.freed_values.value(); },
           [](EmbeddedOptions& o, std::uint64_t bytes) { o.freed_values = Bytes{bytes}; })
+      .def(
+          "share",
+          [](EmbeddedOptions& o, const std::string& what, int file, const PagesOfFile& parts) {
+            check(what == "parameters" || what == "frozen", ErrorCode::invalid_argument,
+                  fmt::format("\"{}\" cannot be shared; parameters and frozen can", what));
+            auto& pages = what == "frozen" ? o.frozen_pages : o.parameter_pages;
+            pages = offload::SharedPages{.file = file, .parts = {}};
+            for (const auto& [first, bytes] : parts) {
+              pages->parts.push_back({.first = first, .bytes = bytes});
+            }
+          },
+          nb::arg("what"), nb::arg("file"), nb::arg("parts"))
       .def_rw("device_index", &EmbeddedOptions::device_index)
       .def_rw("host_link_gbps", &EmbeddedOptions::host_link_gbps, nb::arg().none())
       .def_rw("groups", &EmbeddedOptions::groups)

@@ -61,10 +61,19 @@ def check_group(optimizer: Any) -> None:
             f"{processes()} processes: give it process_group=torch.distributed.group.WORLD")
 
 
-def share_untrained(model: torch.nn.Module) -> None:
+def group_of_ranks(streams: bool) -> Any:
+    """Returns the group of all processes; where models are streamed, one that exchanges host
+    memory."""
+    if streams and dist.get_backend() == "nccl":
+        return dist.new_group(backend="gloo")
+    return dist.group.WORLD
+
+
+def share_untrained(model: torch.nn.Module, streams: bool) -> None:
     """Makes buffers and frozen parameters those of the first rank, as the optimizer does it with
-    parameters that are trained."""
-    frozen = [parameter for parameter in model.parameters() if not parameter.requires_grad]
+    parameters that are trained, and with frozen ones of a model that is streamed."""
+    frozen = [] if streams else [
+        parameter for parameter in model.parameters() if not parameter.requires_grad]
     with torch.no_grad():
         for tensor in (*frozen, *model.buffers()):
             values = tensor.detach().contiguous()

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from accelerate.utils import AutocastKwargs, DynamoBackend
 
+from spillway._trainer_ranks import group_of_ranks
 from spillway.errors import InvalidArgumentError, NotSupportedError
 from spillway.torch import OffloadedSGD, offload_model
 from spillway.torch._alone import processes
@@ -50,9 +51,6 @@ def check_streaming(args: Any, accelerator: Any) -> None:
         f"{args.n_gpu} GPUs in one process": (
             args.n_gpu > 1, "DataParallel copies the model to each; let the process see one, as by "
             "CUDA_VISIBLE_DEVICES=0"),
-        f"{processes()} processes": (
-            processes() > 1, "start one process, or leave device_memory out: ranks then train with "
-            "whole models"),
         "activation_offloading or activation_checkpointing_kwargs offload": (
             getattr(args, "activation_offloading", False) or offloads,
             'leave it out, and give spillway={"activation_memory": ...}'),
@@ -107,7 +105,8 @@ def keep_untrained(model: torch.nn.Module) -> None:
     anchor._spillway_streaming = (streaming, None)
     model.requires_grad_(False)
     try:
-        streaming.until_trained = OffloadedSGD([anchor], lr=0.0, threads=1)
+        ranks = {"process_group": group_of_ranks(streams=True)} if processes() > 1 else {}
+        streaming.until_trained = OffloadedSGD([anchor], lr=0.0, threads=1, **ranks)
     finally:
         for parameter in trained:
             parameter.requires_grad_(True)

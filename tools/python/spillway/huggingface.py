@@ -25,6 +25,7 @@ from spillway._trainer_placement import leave_in_place
 from spillway._trainer_ranks import (
     check_group,
     check_ranks,
+    group_of_ranks,
     has_saved_state,
     share_untrained,
     take_stage,
@@ -78,8 +79,8 @@ class Offloaded:
     `args.device`, the GPU, or a part of host memory. So is one that the program has offloaded
     itself. A reference model, as that of DPO, is streamed through as much again.
 
-    Several processes, as torchrun starts them, train together as ranks, with the model on each;
-    `stage` is that of the optimizer.
+    Several processes, as torchrun starts them, train together as ranks, with the model on each, or
+    with one copy a machine where it is streamed; `stage` is that of the optimizer.
     """
 
     optimizer: Any
@@ -180,12 +181,13 @@ class Offloaded:
             if options.pop("deferred", False):
                 options["deferred"] = model
             if processes() > 1:
-                options.update(process_group=dist.group.WORLD, stage=self._stage)
+                options.update(process_group=group_of_ranks(is_streamed(model)),
+                               stage=self._stage)
             kind, hyperparameters, options = choose(self.args, options)
             self.optimizer = kind(self._groups(model), lr=self.args.learning_rate,
                                   accumulation_steps=None, **hyperparameters, **options)
         if processes() > 1:
-            share_untrained(model)
+            share_untrained(model, is_streamed(model))
         return self.optimizer
 
     def _check_choice(self) -> None:

@@ -18,6 +18,7 @@ from spillway.errors import InvalidArgumentError, IoError, NotSupportedError
 from spillway.torch._alone import processes
 from spillway.torch._offloaded import OffloadedOptimizer
 from spillway.torch._ranks import SHARES, Ranks, checksum
+from spillway.torch.streaming import is_streamed
 
 #: What a launcher such as torchrun sets.
 _LAUNCHED = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
@@ -129,9 +130,9 @@ def check_ranks(optimizer: OffloadedOptimizer, group: Any, document: Mapping[str
 
 def share_others(ranks: Ranks, model: torch.nn.Module, optimizer: OffloadedOptimizer) -> None:
     """Makes parameters that the optimizer does not train those of the first rank. Those that it
-    trains are that already."""
+    trains are that already, and so are those of a model that is streamed."""
     others = [(name, parameter) for name, parameter in model.named_parameters()
-              if not optimizer.trains(parameter)]
+              if not optimizer.trains(parameter) and not is_streamed(parameter)]
     forms = [(name, parameter.shape, parameter.dtype) for name, parameter in others]
     ranks.announce(SHARES, checksum(forms)).details()
     for _, parameter in others:

@@ -28,19 +28,19 @@ class Partition(SharedGradients):
     pieces of this rank are parameters, whose new values the ranks exchange after an update.
     """
 
-    def __init__(self, entries: list[Registered], hyperparameters: dict[int, Any], options: Any,
-                 place: torch.device, rounds: Rounds) -> None:
-        super().__init__(entries, len(entries), options.gradients_per_step)
+    def __init__(self, parameters: list[Registered], frozen: list[Registered],
+                 hyperparameters: dict[int, Any], options: Any, place: torch.device,
+                 rounds: Rounds) -> None:
+        super().__init__([*parameters, *frozen], len(parameters), options.gradients_per_step)
         self._rounds = rounds
         self._ranks = ranks = rounds.ranks
-        ranks.check_same(entries, {
+        ranks.check_same(self.entries, {
             "state_format": options.state_format, "deferred": options.defers_updates,
             "accumulation_steps": options.gradients_per_step or None, "missing": options.missing})
         self._needs_all = options.missing == "refuse"
-        self._buckets = list(make_buckets(entries, ranks.size, self._deliver))
+        self._buckets = list(make_buckets(parameters, ranks.size, self._deliver))
         self._bucket_of = [bucket for bucket in self._buckets for _ in bucket.indices]
-        for bucket in self._buckets:
-            ranks.share_first(bucket.memory)
+        self._allocate()
         self._pieces = {bucket: self._pieces_of(bucket) for bucket in self._buckets}
         if not any(self._pieces.values()):  # a trainer has at least one parameter
             start = ranks.rank * self._buckets[0].part
@@ -50,18 +50,33 @@ class Partition(SharedGradients):
             options.gradients_per_step = ranks.size  # sums of all passes
         else:
             options.gradients_per_step *= ranks.size
-        self._own = Shard([self._as_parameter(bucket, piece)
-                           for bucket, pieces in self._pieces.items() for piece in pieces],
-                          [], hyperparameters, options, place)
+        self._own = self._make_own(hyperparameters, options, place)
         self._number_of = {piece.index: number for number, piece in enumerate(
             piece for pieces in self._pieces.values() for piece in pieces)}
         self._defers = options.defers_updates
         self._pending: set[Bucket] = set()  # whose update is decided, and not with all ranks
         self._begin_exchanges()
-        self._hold([self._bucket_of[index].values(index).view(entry.parameter.shape)
-                    for index, entry in enumerate(entries)])
+        self._hold([self._values_in_memory(index) for index in range(len(self.entries))])
         if self._defers:
-            register(self._parameters, self)
+            register(self._parameters[:self._trained], self)
+
+    def _allocate(self) -> None:
+        """Gives buckets memory with the values of the first rank."""
+        for bucket in self._buckets:
+            bucket.take(bucket.memory.new_zeros(bucket.elements))
+            bucket.fill(bucket.memory, self.entries)
+            self._ranks.share_first(bucket.memory)
+
+    def _make_own(self, hyperparameters: dict[int, Any], options: Any,
+                  place: torch.device) -> Shard:
+        """Makes what trains the pieces of this rank."""
+        return Shard([self._as_parameter(bucket, piece)
+                      for bucket, pieces in self._pieces.items() for piece in pieces],
+                     [], hyperparameters, options, place)
+
+    def _values_in_memory(self, index: int) -> torch.Tensor:
+        """Returns what a parameter's `data` refers to."""
+        return self._bucket_of[index].values(index).view(self._parameters[index].shape)
 
     def _pieces_of(self, bucket: Bucket) -> list[Piece]:
         cuts = [Piece(index, *bucket.cut(index, self._ranks.rank)) for index in bucket.indices]
@@ -83,7 +98,7 @@ class Partition(SharedGradients):
             warnings.warn("an optimizer of ranks has gone with a deferred update: parameters keep "
                           "values of before; call synchronize() or close() on all ranks",
                           stacklevel=2)
-        make_settled(self._parameters)
+        make_settled(self._parameters[:self._trained])
         self._own.release()
         super().release()
 
@@ -140,7 +155,7 @@ class Partition(SharedGradients):
             self._note_update(all_of_them=True)
             if self._defers:
                 self._pending = set(self._buckets)
-                make_pending(self._parameters)
+                make_pending(self._parameters[:self._trained])
         return norm, skipped
 
     def publish(self) -> None:

@@ -26,9 +26,11 @@ CALLS = ("registers {} parameters", "begins backward pass {} of a step",
          "saves a checkpoint (tag and part of checksum {:08x})",
          "loads a checkpoint (tag and part of checksum {:08x})",
          "measures the gradient of its parameter {}", "reads the gradient of its parameter {}",
-         "waits for deferred updates of part {} of its parameters")
+         "waits for deferred updates of part {} of its parameters",
+         "takes what the program has written into its parameter {}",
+         "is done with the values of its parameters in memory of the machine")
 (REGISTERS, BEGINS_PASS, COMPLETES, STEPS, READS, LOADS, SHARES, SAVES_TAG,
- LOADS_TAG, MEASURES, READS_GRADIENT, WAITS) = range(len(CALLS))
+ LOADS_TAG, MEASURES, READS_GRADIENT, WAITS, WRITES, MEETS) = range(len(CALLS))
 
 
 def checksum(value: Any) -> int:

@@ -25,6 +25,7 @@ from spillway.torch._registered import (
 from spillway.torch._rounds import Rounds
 from spillway.torch._shard import Shard
 from spillway.torch._state import WithState
+from spillway.torch._streamed_partition import StreamedPartition
 from spillway.torch.streaming import place_of, streaming_of, unit_of
 
 
@@ -101,23 +102,24 @@ class WithRegistration(WithState):
                     f"{entries[0].name} of an offloaded model is trained since the optimizer was "
                     "made, or is of another element type; make the optimizer again, with "
                     "parameters of one element type")
-            options.device_memory = streaming.device_memory
-            options.host_link_gbps = streaming.host_link_gbps
+            if self._ranks is None:
+                options.device_memory = streaming.device_memory
+                options.host_link_gbps = streaming.host_link_gbps
             frozen = streaming.frozen()
             check_memory([*entries, *frozen])
         if self._ranks is None:
             shard = Shard(entries, frozen, hyperparameters, options, place)
         elif streaming is None:
-            shard = Partition(entries, hyperparameters, options, place, self._rounds)
+            shard = Partition(entries, [], hyperparameters, options, place, self._rounds)
         else:
-            raise NotSupportedError("offload_model with a process_group is not supported: use one "
-                                    "of the two")
+            shard = StreamedPartition(entries, frozen, hyperparameters, options, place,
+                                      self._rounds, streaming)
         if streaming is not None:
             streaming.attach(shard)
             self._lifetime.streamings.append(streaming)
         shard.watch(self._uses, self._beside)
         self._shards.append(shard)
-        for index, entry in enumerate(entries):
+        for index, entry in enumerate(shard.trained_entries()):
             self._places[entry.parameter] = (shard, index)
             first = self._first_state(self.param_groups[entry.group], entry.parameter.shape)
             if first is not None:

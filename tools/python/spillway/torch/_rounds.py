@@ -34,10 +34,17 @@ class Bucket:
             self.leaves += -(-entry.parameter.numel() // leaf)
         self._counts = [entry.parameter.numel() for entry in entries]
         self.part = -(-self.leaves // size) * leaf  #: elements of each rank
-        values = entries[0].parameter.detach()
-        self.memory = torch.zeros(size * self.part, dtype=values.dtype, device=values.device)
-        for entry, index in zip(entries, self.indices, strict=True):
-            self.values(index).copy_(entry.parameter.detach().reshape(-1))
+        self.elements = size * self.part
+        self.memory = entries[0].parameter.detach().new_empty(0)  # until it is given some
+
+    def take(self, memory: torch.Tensor) -> None:
+        """Makes `memory`, of `elements`, that of the bucket."""
+        self.memory = memory
+
+    def fill(self, memory: torch.Tensor, entries: list[Registered]) -> None:
+        """Copies the values of parameters to where they lie in `memory`."""
+        for index in self.indices:
+            memory[slice(*self.span(index))] = entries[index].parameter.detach().reshape(-1)
 
     def span(self, index: int) -> tuple[int, int]:
         """Returns where a parameter begins and ends."""
@@ -59,10 +66,11 @@ class Bucket:
 
 def make_buckets(entries: list[Registered], size: int,
                  deliver: Callable[[Bucket, torch.Tensor], None]) -> Iterator[Bucket]:
-    """Makes buckets for parameters of one element type on one device."""
+    """Makes buckets for parameters of one element type on one device, each of one unit."""
     first, total = 0, 0
     for index, entry in enumerate(entries):
-        if index > first and total + entry.parameter.nbytes > _BUCKET_BYTES:
+        if index > first and (total + entry.parameter.nbytes > _BUCKET_BYTES
+                              or entry.unit != entries[first].unit):
             yield Bucket(entries[first:index], first, size, deliver)
             first, total = index, 0
         total += entry.parameter.nbytes

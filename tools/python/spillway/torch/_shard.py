@@ -147,6 +147,10 @@ class Shard(Held):
         self.entered = None
         self.trainer.leave(unit, self._device.stream())
 
+    def forget_uploads(self) -> None:
+        """Makes passes that begin from now on read what was written in host memory."""
+        self.trainer.forget_uploads()
+
     def _hand_over(self, index: int, gradient: torch.Tensor) -> bool:
         self.reopen()
         self._device.add_gradient(self.trainer, index, flattened(gradient, self._orders[index]))

@@ -39,7 +39,7 @@ class SharedGradients(Held):
         self._waiting: dict[int, torch.Tensor] = {}  # sums of passes, of stage 1
         self._sums: torch.Tensor | None = None  # of the leaves of all ranks, where they are known
         self._changes: dict[int, list[Any]] = {}  # which the program has made to gradients
-        self._elements = [entry.parameter.numel() for entry in self.entries]
+        self._elements = [entry.parameter.numel() for entry in self.trained_entries()]
         self._rounds.add(self._buckets, self._send_waiting)
 
     def _hand_over(self, index: int, gradient: torch.Tensor) -> bool:

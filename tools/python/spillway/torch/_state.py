@@ -358,6 +358,10 @@ class WithState(WithGroups):
             self._check_parts(directory)
         self._end_passes()
         self._check_registered()
+        if self._ranks is not None:  # nobody reads what is replaced now
+            for shard in self._shards:
+                shard.take_writes()
+            self._ranks.announce(LOADS, 0).details()
         with (contextlib.nullcontext() if self._ranks is None
               else self._ranks.together(LOADS, 0)):
             groups = self._read_groups(directory)

@@ -47,6 +47,9 @@ def offload_model(model: torch.nn.Module, device_memory: str | int,
     be on their way in each direction, beside the passes, and take as much memory of the device; by
     default it is the most that one block saves.
 
+    With a `process_group` of the optimizer, the ranks of a machine stream from one copy of the
+    parameters, and all of them have the values of the first rank.
+
     `device` is the GPU that computes, such as "cuda" or "cuda:1". The model is given on the CPU.
     Its buffers move to the GPU now and what stays there when the optimizer is made; parameters of
     blocks are CPU tensors wherever no pass of their block needs them. Inputs are CUDA tensors. A
@@ -192,6 +195,10 @@ class Streaming:
             check_frozen(entry)
         return found
 
+    def units(self) -> int:
+        """The number of units."""
+        return len(self._parameters)
+
     def is_kept_by(self, shard: Shard) -> bool:
         """Whether `shard` keeps the model's parameters."""
         return self._shard is shard
@@ -266,7 +273,7 @@ class Streaming:
         self._shard.reopen()
         # Masters follow before gradients come, and no sooner: an evaluation takes nothing.
         if self._shard.take_writes() if backward else self._shard.notice_writes():
-            self._shard.trainer.forget_uploads()
+            self._shard.forget_uploads()
         with uncut():
             self._shard.enter(unit, backward)
             if not backward:
@@ -352,6 +359,11 @@ class Streaming:
         shard, index = self._shard, self._indices[unit][place]
         updates = shard.trainer.updates if shard.entries[index].parameter.requires_grad else 0
         return shard.writes[index] + shard.is_written(index), updates
+
+
+def is_streamed(parameter: torch.Tensor) -> bool:
+    """Whether a parameter is one of an offloaded model."""
+    return hasattr(parameter, "_spillway_streaming")
 
 
 def unit_of(parameter: torch.nn.Parameter) -> int | None:
