@@ -41,7 +41,7 @@ class Shard(Held):
         self._skips = options.missing == "skip"
         self.deciding: set[int] = set()  # parameters whose update may still run
         self.entered: int | None = None  # the unit that is on the device
-        self.is_released = False  # the device's memory is free
+        self.is_released: bool = False  # the device's memory is free
         streams = any(entry.unit is not None for entry in self.entries)
         self._on_device = [  # unless it is free
             index for index, entry in enumerate(self.entries)
