@@ -11,6 +11,7 @@
 
 #include "runtime/engine/embedded_forecast.hpp"
 #include "tools/bench/machine_description.hpp"
+#include "tools/bench/named_machines.hpp"
 #include "tools/python/bindings/bindings.hpp"
 
 namespace spillway::python {
