@@ -161,6 +161,8 @@ def test_another_machine_has_its_own_memory_and_rates(tmp_path) -> None:
     here = spillway.torch.plan(model, machine=MACHINES / "h100.json", pass_seconds=2.0)
     update = here.traffic["update_traffic"] / (machine["host_memory_gbps"] * 1e9)
     assert here.step_seconds == pytest.approx(2.0 + update, rel=0.01)
+    named = spillway.torch.plan(model, machine="h100", pass_seconds=2.0)
+    assert named.step_seconds == here.step_seconds
     gpu = spillway.torch.plan(model, machine=MACHINES / "h100.json", device="cuda",
                               pass_seconds=0.0)
     assert gpu.pinned == gpu.host

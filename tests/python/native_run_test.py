@@ -87,6 +87,11 @@ def test_plan_is_that_of_the_program(tmp_path):
                 "--device-memory", "24GiB", "--html", tmp_path / "plan.html")
     assert plan.html() == (tmp_path / "plan.html").read_text()
     assert html.escape(plan.html()) in plan._repr_html_()
+    named = spillway.plan(config, model="llama-2-7b", machine="h100", device_memory="24GiB")
+    assert named.speed["machine"] == "h100: " + plan.speed["machine"]
+    assert named.tokens_per_second == plan.tokens_per_second
+    with pytest.raises(spillway.InvalidArgumentError, match="names like it are rtx-4090"):
+        spillway.plan(config, model="llama-2-7b", machine="rtx4090")
 
 
 def test_a_step_has_its_line_though_its_checkpoint_cannot_be_looked_at(tmp_path, data):

@@ -66,7 +66,7 @@ class Words(ProgramTestCase):
             self.assertIn(command, said)
 
     def test_a_usage_error_is_a_json_document_where_one_is_asked_for(self):
-        wrong = (["trian", "--json"], ["plan", "--json"], ["info", "--json"],
+        wrong = (["trian", "--json"], ["export", "--json"], ["info", "--json"],
                  ["plan", "train.json", "--json", "--stpes"], ["info", "data", "more", "--json"],
                  ["plan", "train.json", "--seed", "-1", "--json"], ["bench", "adma", "--json"],
                  ["generate", "--json", "--tokens"])

@@ -6,7 +6,6 @@
 #include <nlohmann/json.hpp>
 
 #include "runtime/base/error.hpp"
-#include "tests/support/source_dir.hpp"
 #include "tools/bench/model_shapes.hpp"
 #include "tools/bench/peak_flops.hpp"
 
@@ -109,19 +108,49 @@ TEST(MachineDescription, RanksOfOneMachineShareItsHostAndItsDisks) {
   EXPECT_THROW(share_among_ranks(machine, {.ranks = 2, .nodes = 2}), Error);
 }
 
-TEST(MachineDescription, TheShippedOnesAreReadable) {
-  std::size_t files = 0;
-  for (const auto& entry :
-       std::filesystem::directory_iterator(test_support::source_dir() / "docs/machines")) {
-    const MachineDescription machine = load_machine(entry.path());
-    EXPECT_EQ(machine.basis, "assumed") << entry.path();
-    // As NVIDIA's data sheets say, dense.
-    const bool ampere = machine.gpu.find("A100") != std::string::npos;
-    EXPECT_EQ(peak_flops(machine.gpu, DType::bf16), ampere ? 312e12 : 989.4e12) << entry.path();
-    EXPECT_FALSE(machine.assumes_slowdown) << entry.path();
-    ++files;
-  }
-  EXPECT_GE(files, 2U);
+nlohmann::json varied_machine() {
+  nlohmann::json document = round_machine();
+  document["memory"] = {{"256gb", {{"host_memory", "240GB"}, {"host_memory_gbps", 150}}},
+                        {"64gb", {{"host_memory", "60GB"}, {"host_memory_gbps", 100}}}};
+  document["drives"] = {{"2ssd",
+                         {{"disk_read_gbps", 8},
+                          {"disk_write_gbps", 4},
+                          {"disk_both_gbps", 6},
+                          {"disk_space", "2TB"}}}};
+  return document;
+}
+
+TEST(MachineDescription, AVariantTakesThePlaceOfWhatIsDescribed) {
+  const std::string text = varied_machine().dump();
+  const MachineDescription plain = parse_machine(text, "test");
+  EXPECT_EQ(plain.capacity.host.value(), 100'000'000'000U);
+  EXPECT_EQ(plain.memory, (std::vector<std::string>{"64gb", "256gb"}));
+  EXPECT_EQ(plain.drives, (std::vector<std::string>{"2ssd"}));
+  const MachineDescription large =
+      parse_machine(text, "test", {.memory = "256gb", .drives = "2ssd"});
+  EXPECT_EQ(large.capacity.host.value(), 240'000'000'000U);
+  EXPECT_EQ(large.lanes.update, 150e9);
+  EXPECT_EQ(large.capacity.nvme.value(), 2'000'000'000'000U);
+  EXPECT_EQ(large.lanes.nvme_read, 8e9);
+  EXPECT_EQ(large.lanes.nvme_write, 4e9);
+  EXPECT_EQ(large.lanes.nvme_combined, 6e9);
+  EXPECT_EQ(large.lanes.h2d, plain.lanes.h2d);
+  EXPECT_THROW((void)parse_machine(text, "test", {.memory = "1tb", .drives = ""}), Error);
+}
+
+TEST(MachineDescription, RefusesAVariantThatLacksAKeyOrHasAnotherOrAWrongValue) {
+  auto missing = varied_machine();
+  missing["memory"]["64gb"].erase("host_memory_gbps");
+  EXPECT_NE(refusal(missing).find("host_memory_gbps"), std::string::npos);
+  auto other = varied_machine();
+  other["drives"]["2ssd"]["h2d_gbps"] = 1;
+  EXPECT_NE(refusal(other).find("\"2ssd\""), std::string::npos);
+  auto wrong = varied_machine();
+  wrong["memory"]["64gb"]["host_memory_gbps"] = -3;
+  EXPECT_NE(refusal(wrong).find("-3"), std::string::npos);
+  auto list = varied_machine();
+  list["drives"] = nlohmann::json::array();
+  EXPECT_NE(refusal(list).find("\"drives\""), std::string::npos);
 }
 
 TEST(MachineDescription, TheRateIsThatOfItsPartsOneAfterTheOther) {

@@ -55,10 +55,11 @@ SCRIPTS = {**{f"mpi.{name}": ["spillway", "spillway_mpi"]
               for name in ("emulated", "emulated_trainers")},
            **{f"tools.{name}": ["spillway"] for name in (
                "bench", "bench_disk", "commands", "divergence", "identity_of_runs",
-               "identity_of_state", "inputs", "job_identity", "kill", "memory", "metrics_order",
-               "output", "pages", "plan", "plan_grids", "ranks_survive_socket_calls_that_fail",
-               "resume", "runs_survive_system_calls_that_fail", "small_machine", "terminal",
-               "tokenizer_runs", "train")}}
+               "identity_of_state", "inputs", "job_identity", "kill", "machines", "memory",
+               "metrics_order", "output", "pages", "plan", "plan_grids",
+               "ranks_survive_socket_calls_that_fail", "resume",
+               "runs_survive_system_calls_that_fail", "small_machine", "terminal", "tokenizer_runs",
+               "train")}}
 
 
 def declarations():

@@ -1,9 +1,14 @@
 #include "tools/bench/machine_description.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <algorithm>
+#include <array>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <span>
+#include <utility>
 
 #include "runtime/base/error.hpp"
 #include "runtime/base/file.hpp"
@@ -94,10 +99,43 @@ double attention_flops(const model::ModelConfig& config, const plan::Workload& w
   return 4 * pairs * query_width(config) * config.layers;
 }
 
-}  // namespace
+constexpr std::array kOfMemory = {"host_memory", "host_memory_gbps"};
+constexpr std::array kOfDrives = {"disk_read_gbps", "disk_write_gbps", "disk_both_gbps",
+                                  "disk_space"};
 
-MachineDescription parse_machine(std::string_view text, std::string_view origin) {
-  const json document = parse(text, origin);
+/// Returns the names under the key, "64gb" before "128gb". Each has exactly `keys`.
+std::vector<std::string> variants_of(const json& document, const char* key,
+                                     std::span<const char* const> keys, std::string_view origin) {
+  std::vector<std::string> names;
+  if (!document.contains(key)) return names;
+  const json& variants = document.at(key);
+  check(variants.is_object(), ErrorCode::invalid_argument,
+        fmt::format("{}: \"{}\" is {}; it must be an object", origin, key, brief(variants)));
+  for (const auto& [name, values] : variants.items()) {
+    const bool same = values.is_object() && values.size() == keys.size() &&
+                      std::ranges::all_of(keys, [&](const char* k) { return values.contains(k); });
+    check(same, ErrorCode::invalid_argument,
+          fmt::format("{}: \"{}\" of \"{}\" is {}; it must have {} and nothing else", origin, name,
+                      key, brief(values), fmt::join(keys, ", ")));
+    names.push_back(name);
+  }
+  std::ranges::stable_sort(names, {}, &std::string::size);
+  return names;
+}
+
+/// Returns the description with the values of one variant in place of its own.
+json with_variant(json document, const char* key, const std::string& name,
+                  std::string_view origin) {
+  if (name.empty()) return document;
+  const json& variants = document.contains(key) ? document.at(key) : json::object();
+  check(variants.contains(name), ErrorCode::invalid_argument,
+        fmt::format("{}: no \"{}\" is called \"{}\"", origin, key, name));
+  const json values = variants.at(name);
+  document.update(values);
+  return document;
+}
+
+MachineDescription read_machine(const json& document, std::string_view origin) {
   Keys keys(document, origin);
   MachineDescription machine;
   machine.name = keys.text("name");
@@ -129,8 +167,29 @@ MachineDescription parse_machine(std::string_view text, std::string_view origin)
   if (keys.has("gpus")) machine.gpus = keys.count("gpus");
   if (keys.has("nvlink_gbps")) machine.inside = keys.rate("nvlink_gbps", kGiga);
   if (keys.has("net_gbps")) machine.between = keys.rate("net_gbps", kGiga);
-  keys.allow("sources");
+  for (const char* other : {"sources", "memory", "drives"}) keys.allow(other);
   keys.refuse_others();
+  return machine;
+}
+
+}  // namespace
+
+MachineDescription parse_machine(std::string_view text, std::string_view origin,
+                                 const MachineVariant& variant) {
+  const json document = parse(text, origin);
+  const std::vector<std::string> memory = variants_of(document, "memory", kOfMemory, origin);
+  const std::vector<std::string> drives = variants_of(document, "drives", kOfDrives, origin);
+  for (const std::string& name : memory) {
+    (void)read_machine(with_variant(document, "memory", name, origin), origin);
+  }
+  for (const std::string& name : drives) {
+    (void)read_machine(with_variant(document, "drives", name, origin), origin);
+  }
+  const json with_memory = with_variant(document, "memory", variant.memory, origin);
+  MachineDescription machine =
+      read_machine(with_variant(with_memory, "drives", variant.drives, origin), origin);
+  machine.memory = memory;
+  machine.drives = drives;
   return machine;
 }
 

@@ -1,16 +1,18 @@
 // A machine that is not here, described by a small JSON file: docs/machines/*.json. `spillway plan
-// --machine FILE` plans for it instead of measuring this one.
+// --machine NAME_OR_FILE` plans for it instead of measuring this one.
 //
 // Keys: `name`; `basis` (assumed, measured); `gpu`, as the driver names it; rates in 10^12 FLOP/s
 // or 10^9 bytes/s; `op_overhead_us`; the three capacities as sizes. `sources` and
 // `attention_backward_deterministic_tflops` may be left out. For many ranks: `gpus` of the machine
 // (1), which share its host memory and its disks, and what a GPU sends to others of the machine
-// (`nvlink_gbps`) and to those of other machines (`net_gbps`). An unknown key is refused.
+// (`nvlink_gbps`) and to those of other machines (`net_gbps`). `memory` and `drives` have what else
+// the machine may be built with, by name: docs/machines.md. An unknown key is refused.
 #pragma once
 
 #include <filesystem>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "runtime/config/train_options.hpp"
 #include "runtime/model/model_config.hpp"
@@ -40,6 +42,14 @@ struct MachineDescription {
   std::uint32_t ranks = 1;  ///< that use the machine
   double inside = 0;   ///< bytes per second that a GPU sends to others of the machine; 0: not known
   double between = 0;  ///< the same to GPUs of other machines
+  std::vector<std::string> memory;  ///< sizes of host memory by name, the smallest first
+  std::vector<std::string> drives;  ///< sets of drives by name, likewise
+};
+
+/// The names of a size of host memory and of a set of drives; empty: as the description itself.
+struct MachineVariant {
+  std::string memory;
+  std::string drives;
 };
 
 /// The ranks of a job, one for each GPU, on machines with as many each.
@@ -53,8 +63,10 @@ struct Nodes {
 /// GPUs, and where the rate of the network that they use is not known.
 void share_among_ranks(MachineDescription& machine, const Nodes& nodes);
 
-/// Throws `Error{invalid_argument}` naming the key, its value and what is allowed.
-[[nodiscard]] MachineDescription parse_machine(std::string_view text, std::string_view origin);
+/// Throws `Error{invalid_argument}` naming the key, its value and what is allowed. Variants that
+/// are not asked for are read too, and refused likewise.
+[[nodiscard]] MachineDescription parse_machine(std::string_view text, std::string_view origin,
+                                               const MachineVariant& variant = {});
 [[nodiscard]] MachineDescription load_machine(const std::filesystem::path& file);
 
 /// Returns bytes that FWD-BWD of one micro-batch, activations kept, passes through device memory

@@ -7,6 +7,7 @@
 #include <array>
 
 #include "runtime/base/error.hpp"
+#include "tools/bench/suggestion.hpp"
 
 namespace spillway::bench {
 namespace {
@@ -79,11 +80,23 @@ std::vector<std::string_view> model_names() {
   return names;
 }
 
+namespace {
+
+std::vector<std::string> near_names(std::string_view name) {
+  constexpr std::size_t kMost = 3;
+  const std::vector<std::string_view> all = model_names();
+  return nearest_first(name, std::vector<std::string>(all.begin(), all.end()), kMost);
+}
+
+}  // namespace
+
 model::ModelConfig model_named(std::string_view name) {
   const auto* const found = std::ranges::find(kShapes, name, &Shape::name);
-  check(found != kShapes.end(), ErrorCode::invalid_argument,
-        fmt::format("no model is called \"{}\" and no file has that path; the names are {}", name,
-                    fmt::join(model_names(), ", ")));
+  check(
+      found != kShapes.end(), ErrorCode::invalid_argument,
+      fmt::format("no model is called \"{}\" and no file has that path; names like it are {}; all "
+                  "are {}",
+                  name, fmt::join(near_names(name), ", "), fmt::join(model_names(), ", ")));
   return config_of(*found);
 }
 

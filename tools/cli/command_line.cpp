@@ -14,6 +14,10 @@ Argument Argument::required() const {
   option_->required();
   return *this;
 }
+Argument Argument::optional() const {
+  option_->required(false);
+  return *this;
+}
 Argument Argument::needs(Argument other) const {
   option_->needs(other.option_);
   return *this;
@@ -48,10 +52,6 @@ Argument Argument::comma_separated() const {
 }
 Argument Argument::single() const {
   option_->expected(1);
-  return *this;
-}
-Argument Argument::existing_file() const {
-  option_->check(CLI::ExistingFile);
   return *this;
 }
 Argument Argument::existing_directory() const {

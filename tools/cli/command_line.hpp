@@ -19,6 +19,7 @@ class Argument {
   explicit Argument(CLI::Option& option) : option_(&option) {}
 
   Argument required() const;
+  Argument optional() const;
   Argument needs(Argument other) const;
   Argument excludes(Argument other) const;
   /// The help shows the value that the variable has.
@@ -32,7 +33,6 @@ class Argument {
   Argument comma_separated() const;
   /// It takes one word, although the variable is a list.
   Argument single() const;
-  Argument existing_file() const;
   Argument existing_directory() const;
   Argument positive() const;
   Argument range(int lowest, int highest) const;

@@ -1,15 +1,19 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "runtime/base/error.hpp"
 #include "runtime/plan/step/check.hpp"
 #include "runtime/plan/step/step_builder.hpp"
+#include "tools/bench/named_machines.hpp"
 #include "tools/cli/commands.hpp"
 #include "tools/cli/console.hpp"
 #include "tools/cli/grid_plan.hpp"
+#include "tools/cli/machine_table.hpp"
 #include "tools/cli/page_flag.hpp"
 #include "tools/cli/picture/plan_page.hpp"
 #include "tools/cli/plan_making.hpp"
@@ -21,7 +25,8 @@ namespace {
 
 struct PlanFlags {
   TrainFlags train;
-  std::filesystem::path machine;  ///< a description, or empty: this machine
+  std::filesystem::path machine;  ///< a name or a description, or empty: this machine
+  bool lists_machines = false;
   bench::Nodes nodes;
   bool ranks_grids = false;
   std::uint32_t windows = 0;
@@ -69,13 +74,42 @@ nlohmann::ordered_json check_lists(const plan::Workload& workload,
   return {{"lists", lists.size()}, {"operations", ops}, {"dependencies", dependencies}};
 }
 
+using OptionsOf = std::function<config::TrainOptions(const model::ModelConfig&)>;
+
+/// Returns what gives a model its options: the configuration, read once because its notes are told,
+/// or the usual ones where none is given, with the flags applied.
+OptionsOf options_of(const PlanFlags& flags) {
+  std::optional<config::TrainOptions> given;
+  if (!flags.train.config.empty()) given = flags.train.options();
+  return [&flags, given](const model::ModelConfig& config) {
+    config::TrainOptions options = given ? *given : usual_options(config);
+    if (!given) flags.train.set.apply(options);
+    options.commits = !flags.no_commits;
+    return options;
+  };
+}
+
+/// Answers for every named machine: the given model, or else the largest that fits.
+nlohmann::ordered_json run_table(const PlanFlags& flags, bool json) {
+  TableRequest request{.machines = bench::built_machine_names(),
+                       .models = models_by_size(),
+                       .options = options_of(flags)};
+  if (const auto config = flags.train.model_config()) {
+    const std::filesystem::path& name =
+        flags.train.model.empty() ? flags.train.from : flags.train.model;
+    request.models = {{.name = name.string(), .config = *config}};
+  }
+  const std::vector<TableRow> rows = make_table(request);
+  if (!json) answer("{}", to_text(rows));
+  return to_json(rows);
+}
+
 nlohmann::ordered_json run(const PlanFlags& flags, bool json) {
-  config::TrainOptions options = flags.train.options();
-  options.commits = !flags.no_commits;
+  if (flags.lists_machines) return run_table(flags, json);
   const auto config = flags.train.model_config();
   check(config.has_value(), ErrorCode::invalid_argument,
         "no model: give --model CONFIG_JSON or --from HF_DIR");
-  const PlanRequest request{.options = options,
+  const PlanRequest request{.options = options_of(flags)(*config),
                             .model = *config,
                             .run = flags.train.run,
                             .profile = flags.train.profile,
@@ -126,17 +160,24 @@ void add_plan(Command app, Session& session) {
   flags->train.run = ".";
   command.add_option("--run", flags->train.run,
                      "The run's state would lie on the disk of this directory");
-  command
-      .add_option(
-          "--machine", flags->machine,
-          "The plan is made for the machine that this JSON file describes; docs/machines has some")
-      .existing_file();
-  command
-      .add_option("--ranks", flags->nodes.ranks,
-                  "The plan is for one of so many ranks, each with a GPU and with micro-batches "
-                  "of its own; zero_optimization.stage says what they share")
-      .positive()
-      .capture_default();
+  command.option("config").optional().description(
+      "This file is the configuration: DeepSpeed's JSON with a section `spillway`. Without one, a "
+      "step has 65,536 tokens in windows of 4,096, AdamW, bf16 and a clipped gradient");
+  const Argument machine = command.add_option(
+      "--machine", flags->machine,
+      "The plan is made for this machine: a name of --machines, or a JSON file that describes it");
+  const Argument machines = command.add_flag(
+      "--machines", flags->lists_machines,
+      "The answer is a table of the named machines: the largest named model that each trains, or "
+      "--model, how fast, and what bounds it");
+  const Argument ranks =
+      command
+          .add_option(
+              "--ranks", flags->nodes.ranks,
+              "The plan is for one of so many ranks, each with a GPU and with micro-batches "
+              "of its own; zero_optimization.stage says what they share")
+          .positive()
+          .capture_default();
   command.add_option("--nodes", flags->nodes.nodes, "The ranks are on so many machines")
       .positive()
       .capture_default();
@@ -155,14 +196,20 @@ void add_plan(Command app, Session& session) {
       .needs(ranks_grids);
   command.add_flag("--no-commits", flags->no_commits,
                    "The plan is for a run that never commits to disk, as those of `bench step`");
-  command.add_flag("--explain", flags->explain, "The answer lists every operation of the step")
-      .excludes(ranks_grids);
-  flags->page.add_to(command).excludes(ranks_grids);
-  command
-      .add_flag("--check", flags->check,
-                "The operations of a run are checked: no two race for a buffer, and each finds in "
-                "its buffers what it needs")
-      .excludes(ranks_grids);
+  const Argument explain =
+      command.add_flag("--explain", flags->explain, "The answer lists every operation of the step")
+          .excludes(ranks_grids);
+  const Argument page = flags->page.add_to(command).excludes(ranks_grids);
+  const Argument checks =
+      command
+          .add_flag(
+              "--check", flags->check,
+              "The operations of a run are checked: no two race for a buffer, and each finds in "
+              "its buffers what it needs")
+          .excludes(ranks_grids);
+  for (const Argument& of_one : {machine, ranks, ranks_grids, explain, page, checks}) {
+    machines.excludes(of_one);
+  }
 }
 
 }  // namespace spillway::cli

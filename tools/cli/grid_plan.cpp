@@ -6,6 +6,7 @@
 #include "runtime/engine/prepare/workload.hpp"
 #include "runtime/plan/predict/flops.hpp"
 #include "tools/bench/machine_description.hpp"
+#include "tools/bench/named_machines.hpp"
 #include "tools/bench/peak_flops.hpp"
 
 namespace spillway::cli {
@@ -78,9 +79,9 @@ double MadeGrids::mfu(const plan::RankedGrid& grid) const {
 MadeGrids make_grids(const GridRequest& request, const Note& note) {
   const PlanRequest& plan = request.plan;
   check(!plan.machine.empty(), ErrorCode::invalid_argument,
-        "--auto needs --machine: it ranks grids for a machine that is described; docs/machines has "
-        "descriptions");
-  bench::MachineDescription machine = bench::load_machine(plan.machine);
+        "--auto needs --machine: it ranks grids for a machine that is described; "
+        "spillway plan --machines lists some");
+  bench::MachineDescription machine = bench::machine_from(plan.machine);
   const config::TrainOptions options = options_for(request, machine, note);
   bench::share_among_ranks(machine, plan.nodes);
   const std::uint64_t of_rank = config::windows_of_step(options);

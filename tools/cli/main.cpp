@@ -17,10 +17,10 @@
 #include "runtime/base/as_error.hpp"
 #include "runtime/base/error.hpp"
 #include "runtime/base/log.hpp"
+#include "tools/bench/suggestion.hpp"
 #include "tools/cli/commands.hpp"
 #include "tools/cli/console.hpp"
 #include "tools/cli/printable.hpp"
-#include "tools/cli/suggestion.hpp"
 #include "tools/cli/wait_policy.hpp"
 
 namespace spillway::cli {
@@ -115,7 +115,7 @@ std::string explain_unknown_word(const CLI::App& app) {
   const std::vector<std::string> known = flag ? flag_names(command) : command_names(command);
   if (known.empty()) return {};
   const std::string word = words.front().substr(0, words.front().find('='));
-  const std::optional<std::string> meant = nearest(word, known);
+  const std::optional<std::string> meant = bench::nearest(word, known);
   if (flag && !meant) return {};
   return fmt::format("{} has no {} \"{}\"; {}\n", command.get_name(), flag ? "flag" : "command",
                      word,

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <nlohmann/json.hpp>
 #include <utility>
@@ -16,6 +17,7 @@
 #include "runtime/plan/search/choose.hpp"
 #include "runtime/plan/search/fastest.hpp"
 #include "tools/bench/model_shapes.hpp"
+#include "tools/bench/named_machines.hpp"
 #include "tools/bench/peak_flops.hpp"
 #include "tools/cli/hub.hpp"
 
@@ -73,7 +75,7 @@ nlohmann::ordered_json speed_on(const bench::MachineDescription& machine,
 /// Loads the description, and fills what the options leave open from it.
 bench::MachineDescription describe_machine(const PlanRequest& request,
                                            config::TrainOptions& options, const Note& note) {
-  bench::MachineDescription machine = bench::load_machine(request.machine);
+  bench::MachineDescription machine = bench::machine_from(request.machine);
   bench::share_among_ranks(machine, request.nodes);
   if (!options.device) options.device = config::DeviceKind::cuda;
   options.device_memory = options.device_memory.value_or(machine.capacity.device);
@@ -117,6 +119,21 @@ engine::Planned plan_busiest_stage(const PlanRequest& request, config::TrainOpti
 
 }  // namespace
 
+config::TrainOptions usual_options(const model::ModelConfig& config) {
+  constexpr std::uint32_t kContext = 4096;
+  config::TrainOptions options = config::parse_train_config(R"({
+        "train_micro_batch_size_per_gpu": "auto",
+        "gradient_accumulation_steps": "auto",
+        "gradient_clipping": 1.0,
+        "bf16": {"enabled": true},
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-5}},
+        "spillway": {"tokens_per_step": 65536}})",
+                                                            "the usual configuration")
+                                     .options;
+  options.context = std::min(kContext, config.max_context);
+  return options;
+}
+
 PlanView MadePlan::view() const { return {.plan = plan, .cuts = cuts, .faster = faster}; }
 
 MadePlan make_plan(const PlanRequest& request, const Note& note) {
@@ -125,7 +142,7 @@ MadePlan make_plan(const PlanRequest& request, const Note& note) {
   config::TrainOptions options = request.options;
   check(request.nodes.ranks == 1 || !request.machine.empty(), ErrorCode::invalid_argument,
         fmt::format("--ranks {} needs --machine: this machine cannot tell how fast it would be "
-                    "among others; docs/machines has descriptions",
+                    "among others; spillway plan --machines lists some",
                     request.nodes.ranks));
   if (!request.machine.empty()) made.machine = describe_machine(request, options, note);
   engine::resolve(options, config);
@@ -149,6 +166,7 @@ MadePlan make_plan(const PlanRequest& request, const Note& note) {
   const plan::Grid grid = engine::grid_of(options, request.nodes.ranks);
   made.plan = grid.stages > 1 ? plan_busiest_stage(request, options, grid, machine, note)
                               : plan_stage(request, options, grid, 0, machine, note);
+  if (!request.compares) return made;
   made.cuts = plan::report_cuts(
       made.plan.workload, made.plan.budgets, engine::placement_request(made.plan.options),
       made.plan.profile, {.placement = made.plan.placement, .prediction = made.plan.prediction});

@@ -23,8 +23,9 @@ struct PlanRequest {
   model::ModelConfig model;
   std::filesystem::path run;      ///< the run's state would lie on its disk
   std::filesystem::path profile;  ///< what `spillway profile` has measured of this machine
-  std::filesystem::path machine;  ///< a description, or empty: this machine
+  std::filesystem::path machine;  ///< a name or a description, or empty: this machine
   bench::Nodes nodes{};
+  bool compares = true;  ///< the plan tells of the next best cuts and of faster rounds
 };
 
 using engine::Note;
@@ -38,6 +39,10 @@ struct MadePlan {
   /// Returns what is shown of this; it must not outlive this.
   [[nodiscard]] PlanView view() const;
 };
+
+/// Returns what a plan is made for where no configuration is given: a step of 65,536 tokens in
+/// windows of 4,096, or the model's longest, AdamW in bf16, the gradient clipped.
+[[nodiscard]] config::TrainOptions usual_options(const model::ModelConfig& config);
 
 /// Throws `Error{does_not_fit}` if no placement fits, and `Error{invalid_argument}` for a
 /// configuration that the model cannot have.

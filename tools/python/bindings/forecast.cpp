@@ -11,6 +11,7 @@
 
 #include "runtime/engine/embedded_forecast.hpp"
 #include "tools/bench/machine_description.hpp"
+#include "tools/bench/named_machines.hpp"
 #include "tools/python/bindings/bindings.hpp"
 
 namespace spillway::python {
@@ -74,7 +75,7 @@ void add_forecast(nb::module_& module) {
       .def_prop_ro(
           "disk", [](const bench::MachineDescription& self) { return self.capacity.nvme.value(); });
   module.def(
-      "machine_of", [](const std::string& file) { return bench::load_machine(file); },
+      "machine_of", [](const std::string& file) { return bench::machine_from(file); },
       nb::arg("file"), "Returns the machine that a JSON file describes.");
   nb::class_<EmbeddedForecast> forecast(module, "Forecast",
                                         "What a Trainer of these sizes would take and move.");

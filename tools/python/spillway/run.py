@@ -64,7 +64,7 @@ def _ask(config: Path | Mapping[str, Any], model: Any, layers: int, checkpoint: 
     ask.layers = layers
     ask.checkpoint = name_or_path(checkpoint, "checkpoint")
     ask.run = path_of(run, "run")
-    ask.machine = "" if machine is None else path_of(machine, "machine")
+    ask.machine = name_or_path(machine, "machine")
     with _model_file(model) as path:
         ask.model = path
         yield ask
@@ -83,8 +83,8 @@ def plan(config: Path | Mapping[str, Any], *, model: Any = None, layers: int = 0
     The architecture is `model` (a config.json of Hugging Face, its dict, a configuration of
     transformers, or a well-known name) or that of `checkpoint` (a directory of Hugging Face, a
     model of the hub in the local cache, or a run); `layers` replaces its number of layers. The
-    run's state would lie on the disk of the folder `run`. `machine` is a description of another
-    machine (docs/machines has some); without it, this machine is measured, which takes seconds.
+    run's state would lie on the disk of the folder `run`. `machine` is another machine, by name
+    (docs/machines.md) or by a file that describes it; without it, this one is measured in seconds.
     Other arguments are keys of the section `spillway`: `device_memory="16GiB"`, `nvme=["/disk"]`.
 
     Raises `DoesNotFitError`, which names the tier, the bytes and what would make it fit.

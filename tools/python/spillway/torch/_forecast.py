@@ -11,7 +11,7 @@ import torch
 
 from spillway._arguments import check_format, checked_options, trainer_options
 from spillway._load import native
-from spillway._paths import Path, Paths, folders_of, path_of
+from spillway._paths import Path, Paths, folders_of, name_or_path
 from spillway.errors import InvalidArgumentError, NotSupportedError, in_names_of_python
 from spillway.reports import Document, size_text
 from spillway.torch._blocks import find_blocks, units_of
@@ -59,8 +59,8 @@ def plan(model: torch.nn.Module, params: Iterable[Any] | None = None, *,
 
     With `pass_seconds`, the seconds that the forward and backward passes of a step take without an
     optimizer, the time of a step is predicted. The rates of this machine are measured, which takes
-    seconds, with a file in each folder of `nvme`. `machine` names a JSON file that describes
-    another machine (`docs/machines`): its rates and its memory count then.
+    seconds, with a file in each folder of `nvme`. `machine` is another machine, by name
+    (docs/machines.md) or by a JSON file that describes it: its rates and its memory count then.
     """
     options = checked_options(
         state_format=state_format, accumulation_steps=accumulation_steps, threads=threads,
@@ -71,11 +71,11 @@ def plan(model: torch.nn.Module, params: Iterable[Any] | None = None, *,
     if place.type not in ("cpu", "cuda"):
         raise NotSupportedError(
             f"device is {place}: there are cpu, and cuda for NVIDIA's GPUs")
-    described = None if machine is None else native.machine_of(path_of(machine, "machine"))
+    described = None if machine is None else native.machine_of(name_or_path(machine, "machine"))
     if place.type == "cuda" and described is None and not torch.cuda.is_available():
         raise InvalidArgumentError(
-            "device is cuda, and torch finds no GPU here: name a file that describes the machine, "
-            "machine=\"docs/machines/h100.json\"")
+            "device is cuda, and torch finds no GPU here: name the machine or a file that "
+            "describes it, machine=\"h100\"")
     wanted = _Model(model, params, dtype, None if device_memory is None else (
         find_blocks(model) if blocks is None else list(blocks)))
     parts = wanted.parts(settings, place)
@@ -222,8 +222,8 @@ def _seconds(parts: list[Any], pass_seconds: float, machine: Any, place: torch.d
         rates = part.measure() if machine is None else machine.rates
         if place.type == "cuda" and not rates.to_device:
             raise NotSupportedError(
-                "the link of this GPU is not measured here: name a file that describes the "
-                "machine, machine=\"docs/machines/h100.json\", or leave pass_seconds out")
+                "the link of this GPU is not measured here: name the machine or a file that "
+                "describes it, machine=\"h100\", or leave pass_seconds out")
         seconds += part.step_seconds(rates, pass_seconds * size / sum(sizes))
     return seconds
 

@@ -1,10 +1,10 @@
-#include "tools/cli/suggestion.hpp"
+#include "tools/bench/suggestion.hpp"
 
 #include <algorithm>
-#include <cstddef>
-#include <vector>
+#include <cctype>
+#include <utility>
 
-namespace spillway::cli {
+namespace spillway::bench {
 namespace {
 
 /// Typing mistakes between two words: the optimal string alignment distance.
@@ -40,4 +40,22 @@ std::optional<std::string> nearest(std::string_view word, std::span<const std::s
   return best;
 }
 
-}  // namespace spillway::cli
+std::vector<std::string> nearest_first(std::string_view word,
+                                       std::span<const std::string> candidates, std::size_t count) {
+  std::string lower(word);
+  std::ranges::transform(lower, lower.begin(), [](unsigned char c) { return std::tolower(c); });
+  std::vector<std::pair<std::size_t, std::string>> ranked;
+  ranked.reserve(candidates.size());
+  for (const std::string& candidate : candidates) {
+    const bool whole = candidate.find(lower) != std::string::npos;
+    ranked.emplace_back(whole ? 0 : mistakes(lower, candidate), candidate);
+  }
+  std::ranges::stable_sort(ranked, {}, &std::pair<std::size_t, std::string>::first);
+  ranked.resize(std::min(count, ranked.size()));
+  std::vector<std::string> names;
+  names.reserve(ranked.size());
+  for (auto& [distance, name] : ranked) names.push_back(std::move(name));
+  return names;
+}
+
+}  // namespace spillway::bench
