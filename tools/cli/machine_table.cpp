@@ -23,8 +23,6 @@
 namespace spillway::cli {
 namespace {
 
-constexpr double kGiga = 1e9;
-
 std::uint64_t parameters_of(const NamedModel& model) {
   return model::make_layout(model.config).parameters().value();
 }
@@ -89,7 +87,7 @@ TableRow make_row(const TableRequest& request, const std::string& name) {
   return row;
 }
 
-double gigabytes(Bytes bytes) { return static_cast<double>(bytes.value()) / kGiga; }
+double gigabytes(Bytes bytes) { return static_cast<double>(bytes.value()) * 1e-9; }
 
 }  // namespace
 

@@ -18,6 +18,7 @@ using nlohmann::ordered_json;
 ordered_json with_memory(std::string_view what, PlanRequest request,
                          std::optional<Bytes> config::TrainOptions::*memory, Bytes bytes) {
   request.options.*memory = bytes;
+  request.compares = false;
   const MadePlan made = make_plan(request, [](const std::string&) {});
   return {{"what", what}, {"step_seconds", made.plan.prediction.step_seconds}};
 }
