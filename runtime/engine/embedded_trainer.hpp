@@ -115,10 +115,10 @@ struct EmbeddedOptions {
   /// As much of the memory of values at the start is freed once the trainer is made. It counts as
   /// free for gradients, which come later.
   Bytes freed_values;
-  /// Pages of a file in which values of parameters that are kept on the host lie, one behind the
-  /// other on leaves in the order of registration, and those of frozen tensors of units. Other
-  /// processes map them too: what is frozen is there already and stays, and `host_memory` does not
-  /// count them. Absent: they lie in memory of the trainer.
+  /// Pages of a file that other processes map too; absent: memory of the trainer. `parameter_pages`
+  /// have the parameters that are kept on the host, one behind the other on leaves in the order of
+  /// registration, and `frozen_pages` the frozen tensors of units, which are there already and
+  /// stay. `host_memory` does not count either.
   std::optional<offload::SharedPages> parameter_pages, frozen_pages;
   std::vector<std::filesystem::path> nvme;   ///< where state lives; empty: in host memory
   std::uint64_t tile_parameters = 2u << 20;  ///< a multiple of kLeafParameters

@@ -41,7 +41,7 @@ struct OpenedRun {
   RunConfig config;                   ///< as config.json records it; the plan has what is trained
 };
 
-/// A run that nothing is missing to train: what surrounds its steps, and what its trainer is made
+/// A run with all that training needs: what surrounds its steps, and what its trainer is made
 /// of.
 struct PlannedRun {
   OpenedRun opened;

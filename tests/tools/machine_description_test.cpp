@@ -196,6 +196,12 @@ TEST(PeakFlops, KnowsBoardsOfOneChipApart) {
   EXPECT_EQ(peak_flops("NVIDIA L4", DType::bf16), 121e12);
   EXPECT_EQ(peak_flops("NVIDIA L40S", DType::bf16), 362e12);
   EXPECT_EQ(peak_flops("host", DType::bf16), std::nullopt);
+  // Other boards, whose names begin like theirs.
+  for (const char* const name :
+       {"NVIDIA RTX A1000", "NVIDIA RTX A4000", "NVIDIA GeForce RTX 4090 Laptop GPU",
+        "NVIDIA GeForce RTX 4090 D", "NVIDIA GeForce RTX 3090 Ti"}) {
+    EXPECT_EQ(peak_flops(name, DType::bf16), std::nullopt) << name;
+  }
 }
 
 }  // namespace

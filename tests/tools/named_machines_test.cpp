@@ -59,7 +59,7 @@ constexpr std::array kSheets = {
     Sheet{"h100", 989.4, 80, 3350, 63, 307.2},
     Sheet{"h200", 989.4, 141, 4800, 63, 307.2},
     Sheet{"b200", 2250, 180, 8000, 63, 358.4},
-    Sheet{"gh200", 989.4, 96, 4000, 450, 500},
+    Sheet{"gh200", 989.4, 96, 4000, 450, 384},
 };
 
 TEST(NamedMachines, KeepThePartsOfTheirDataSheetsThatDocsMachinesSays) {

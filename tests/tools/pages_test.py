@@ -94,12 +94,19 @@ class Pages(ProgramTestCase):
             self.write(f"run/{name}", content)
             self.assertIn(name, self.refused("report", "run", code=1))
             (self.folder / "run" / name).write_bytes(kept)
+        kept = (self.folder / "run" / "plan.json").read_text()
+        picture = {"step_seconds": 1, "kinds": {"forward": {}}}
+        for document in ({"format": 1}, {"format": "1"}, {"format": 1, "plan": {}, "picture": {}},
+                         {"format": 1, "plan": {}, "picture": {"step_seconds": None}},
+                         {"format": 1, "plan": {}, "picture": picture}):
+            self.write("run/plan.json", document)
+            self.assertRegex(self.refused("report", "run", code=1), "plan.json .*start the run")
         self.write("run/plan.json", {"format": 99, "plan": {}, "picture": {}})
         self.assertIn("another version", self.refused("report", "run"))
-        # A torn line is passed over, as by a run that goes on.
-        self.write("run/plan.json", {"format": 1, "plan": None, "picture": None})
+        # Lines that are torn or damaged are passed over, as by a run that goes on.
+        self.write("run/plan.json", kept)
         with open(self.folder / "run" / "metrics.jsonl", "a", encoding="utf-8") as file:
-            file.write('{"step": 9, "lo')
+            file.write('{"step": "9"}\n{"step": 9, "lo')
         self.assertEqual(self.document("report", "run")["run"]["last_step"], 8)
 
     def test_a_page_that_cannot_be_written_is_an_error(self):

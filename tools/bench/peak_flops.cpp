@@ -24,11 +24,21 @@ constexpr std::array kPeaks = {
     Peak{"RTX 4060 Ti", 44.1}, Peak{"GB10", 125},
 };
 
+/// Whether what follows the name of a board makes it a slower or faster one.
+bool is_another_board(std::string_view rest) {
+  return rest.starts_with(" Laptop") || rest.starts_with(" Ti") || rest.starts_with(" SUPER") ||
+         rest.starts_with(" D");
+}
+
 }  // namespace
 
 std::optional<double> peak_flops(std::string_view gpu, DType compute) {
   for (const Peak& peak : kPeaks) {
-    if (gpu.find(peak.gpu) == std::string_view::npos) continue;
+    const std::size_t at = gpu.find(peak.gpu);
+    if (at == std::string_view::npos) continue;
+    const std::string_view rest = gpu.substr(at + peak.gpu.size());
+    if (!rest.empty() && rest.front() >= '0' && rest.front() <= '9') continue;  // an A1000
+    if (is_another_board(rest)) return std::nullopt;
     return (compute == DType::fp32 ? 0.5 : 1.0) * peak.tflops * 1e12;
   }
   return std::nullopt;

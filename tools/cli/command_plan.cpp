@@ -89,15 +89,18 @@ OptionsOf options_of(const PlanFlags& flags) {
   };
 }
 
+/// Returns what the user calls the model.
+const std::filesystem::path& model_name(const PlanFlags& flags) {
+  return flags.train.from.empty() ? flags.train.model : flags.train.from;
+}
+
 /// Answers for every named machine: the given model, or else the largest that fits.
 nlohmann::ordered_json run_table(const PlanFlags& flags, bool json) {
   TableRequest request{.machines = bench::built_machine_names(),
                        .models = models_by_size(),
                        .options = options_of(flags)};
   if (const auto config = flags.train.model_config()) {
-    const std::filesystem::path& name =
-        flags.train.model.empty() ? flags.train.from : flags.train.model;
-    request.models = {{.name = name.string(), .config = *config}};
+    request.models = {{.name = model_name(flags).string(), .config = *config}};
   }
   const std::vector<TableRow> rows = make_table(request);
   if (!json) answer("{}", to_text(rows));
@@ -125,11 +128,6 @@ nlohmann::ordered_json run(const PlanFlags& flags, bool json) {
   const MadePlan made = make_plan(request, note);
   nlohmann::ordered_json document = to_json(made, *config);
   if (flags.check) document["check"] = check_lists(made.plan.workload, made.plan.placement);
-  if (flags.page.wanted()) {
-    const std::filesystem::path& model =
-        flags.train.from.empty() ? flags.train.model : flags.train.from;
-    flags.page.write(plan_title(made, model), plan_page(made, request, document));
-  }
   if (!json) {
     answer("{}", to_text(made.view()));
     if (made.machine) answer("machine    {} ({})\n", made.machine->name, made.machine->basis);
@@ -145,6 +143,9 @@ nlohmann::ordered_json run(const PlanFlags& flags, bool json) {
       answer("{}",
              plan::to_text(plan::build_training_step(made.plan.workload, made.plan.placement)));
     }
+  }
+  if (flags.page.wanted()) {
+    flags.page.write(plan_title(made, model_name(flags)), plan_page(made, request, document));
   }
   return document;
 }
@@ -178,9 +179,10 @@ void add_plan(Command app, Session& session) {
               "of its own; zero_optimization.stage says what they share")
           .positive()
           .capture_default();
-  command.add_option("--nodes", flags->nodes.nodes, "The ranks are on so many machines")
-      .positive()
-      .capture_default();
+  const Argument nodes =
+      command.add_option("--nodes", flags->nodes.nodes, "The ranks are on so many machines")
+          .positive()
+          .capture_default();
   const Argument ranks_grids = command.add_flag(
       "--auto", flags->ranks_grids,
       "The answer ranks the grids of data, tensor and pipeline parallel ranks, by closed formulas");
@@ -207,7 +209,7 @@ void add_plan(Command app, Session& session) {
               "The operations of a run are checked: no two race for a buffer, and each finds in "
               "its buffers what it needs")
           .excludes(ranks_grids);
-  for (const Argument& of_one : {machine, ranks, ranks_grids, explain, page, checks}) {
+  for (const Argument& of_one : {machine, ranks, nodes, ranks_grids, explain, page, checks}) {
     machines.excludes(of_one);
   }
 }

@@ -16,7 +16,7 @@ struct FasterRounds {
   double step_seconds = 0;
 };
 
-/// Returns the powers of two of rounds with which the step takes least by the rates of `planned`,
+/// Returns the power of two of rounds with which the step takes least by the rates of `planned`,
 /// if that is a gain worth the change; nothing for a stage of a pipeline.
 [[nodiscard]] std::optional<FasterRounds> faster_rounds(const engine::Planned& planned,
                                                         const model::ModelConfig& config);

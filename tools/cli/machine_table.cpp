@@ -76,12 +76,12 @@ TableRow make_row(const TableRequest& request, const std::string& name) {
   TableRow row;
   row.name = name;
   row.machine = bench::machine_from(name);
-  const bool one_model = request.models.size() == 1;
   for (const NamedModel& model : request.models) {
     const config::TrainOptions options = request.options(model.config);
+    const bool is_last = &model == &request.models.back();  // its refusal has the reason
     const bool passed_over =
         options.context > model.config.max_context || !fits_one_window(row, model.config, options);
-    if (passed_over && !one_model) continue;
+    if (passed_over && !is_last) continue;
     if (take_plan(row, model, options)) break;
   }
   return row;

@@ -32,9 +32,10 @@ bool is_shared(PoolKind kind) {
 }
 
 const offload::SharedPages* pages_of(const SharedPools& shared, PoolKind kind) {
-  if (kind == PoolKind::host_parameters && shared.parameters) return &*shared.parameters;
-  if (kind == PoolKind::host_frozen && shared.frozen) return &*shared.frozen;
-  return nullptr;
+  const std::optional<offload::SharedPages>* pages = nullptr;
+  if (kind == PoolKind::host_parameters) pages = &shared.parameters;
+  if (kind == PoolKind::host_frozen) pages = &shared.frozen;
+  return pages != nullptr && *pages && (*pages)->bytes() > Bytes{} ? &**pages : nullptr;
 }
 
 void check_bytes(const offload::SharedPages& pages, Bytes wanted) {

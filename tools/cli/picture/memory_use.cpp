@@ -147,7 +147,8 @@ std::vector<std::pair<std::string_view, Line>> lines_of(const engine::Planned& p
     }
     line->second.taken += bytes;
     std::vector<Change>& changes = line->second.changes;
-    if (plan::rule_of(pool).found == plan::Found::everything) {
+    // No op names the constants, which all ops read.
+    if (pool == PoolKind::constants || plan::rule_of(pool).found == plan::Found::everything) {
       changes.push_back({0, static_cast<std::int64_t>(bytes)});
     } else {
       changes.insert(changes.end(), uses.of(pool).begin(), uses.of(pool).end());

@@ -62,7 +62,9 @@ Metrics metrics_of(const fs::path& path) {
                              .rate = number(line, "lr"),
                              .tokens = number(line, "tokens"),
                              .seconds = number(line, "seconds")});
-    if (line.value("skipped", false)) ++metrics.skipped;
+    if (const auto skipped = line.find("skipped"); skipped != line.end() && *skipped == true) {
+      ++metrics.skipped;
+    }
     if (const double loss = number(line, "val_loss"); std::isfinite(loss)) {
       metrics.validation.push_back({step, loss});
     }
@@ -80,13 +82,25 @@ double mean(std::span<const MetricsLine> lines, double MetricsLine::*member) {
   return sum / static_cast<double>(lines.size());
 }
 
+/// Every k-th entry, and the last: no more than `kMostPoints`.
+ordered_json thinned(const ordered_json& entries) {
+  const std::size_t each = entries.size() / kMostPoints + 1;
+  ordered_json kept = ordered_json::array();
+  for (std::size_t i = (entries.size() + each - 1) % each; i < entries.size(); i += each) {
+    kept.push_back(entries[i]);
+  }
+  return kept;
+}
+
 ordered_json history_of(const Metrics& metrics) {
   const std::size_t each = metrics.lines.size() / kMostPoints + 1;
-  ordered_json history{
-      {"steps_a_point", each},           {"step", ordered_json::array()},
-      {"loss", ordered_json::array()},   {"grad_norm", ordered_json::array()},
-      {"lr", ordered_json::array()},     {"tokens_per_second", ordered_json::array()},
-      {"validation", metrics.validation}};
+  ordered_json history{{"steps_a_point", each},
+                       {"step", ordered_json::array()},
+                       {"loss", ordered_json::array()},
+                       {"grad_norm", ordered_json::array()},
+                       {"lr", ordered_json::array()},
+                       {"tokens_per_second", ordered_json::array()},
+                       {"validation", thinned(metrics.validation)}};
   for (std::size_t first = 0; first < metrics.lines.size(); first += each) {
     const std::span part =
         std::span(metrics.lines).subspan(first, std::min(each, metrics.lines.size() - first));
@@ -148,6 +162,35 @@ std::string kind_rows(const ordered_json& planned, const ordered_json& measured)
   return text;
 }
 
+bool has_number(const ordered_json& document, const char* key) {
+  return document.is_object() && document.contains(key) && document[key].is_number();
+}
+
+bool is_picture(const ordered_json& picture) {
+  const bool is_whole = has_number(picture, "step_seconds") && picture.contains("kinds") &&
+                        picture["kinds"].is_object();
+  return is_whole && std::ranges::all_of(picture["kinds"], [](const ordered_json& kind) {
+           return has_number(kind, "seconds");
+         });
+}
+
+/// Reads what `keep_plan` has written.
+ordered_json kept_plan(const fs::path& path) {
+  ordered_json kept =
+      parse_ordered_json(read_text_file(path, kLongestPlan), {.origin = path.native()});
+  const std::string remedy = "remove it, or start the run once more";
+  check(has_number(kept, "format"), ErrorCode::corrupt_data,
+        fmt::format("{} is no plan of a run: {}", path.string(), remedy));
+  check(kept["format"] == kFormat, ErrorCode::not_supported,
+        fmt::format("{} is of another version of this program, which reads format {}: {}",
+                    path.string(), kFormat, remedy));
+  check(kept.contains("plan") && kept["plan"].is_object() && kept.contains("picture") &&
+            is_picture(kept["picture"]),
+        ErrorCode::corrupt_data,
+        fmt::format("{} lacks parts of a plan: {}", path.string(), remedy));
+  return kept;
+}
+
 std::string loss_text(const ordered_json& loss) {
   return loss.is_number() ? fmt::format("{:.4f}", loss.get<double>()) : "not finite";
 }
@@ -155,12 +198,13 @@ std::string loss_text(const ordered_json& loss) {
 }  // namespace
 
 void keep_plan(const fs::path& run, const engine::TrainPlan& plan, const engine::Note& note) {
-  const ordered_json document{{"format", kFormat},
-                              {"plan", to_json({.plan = plan.plan, .shares = plan.shares})},
-                              {"picture", step_picture(plan.plan, plan.step)}};
   try {
-    write_file_atomically(engine::RunDirectory(run).plan(), document.dump());
-  } catch (const Error& error) {
+    const ordered_json document{{"format", kFormat},
+                                {"plan", to_json({.plan = plan.plan, .shares = plan.shares})},
+                                {"picture", step_picture(plan.plan, plan.step)}};
+    write_file_atomically(engine::RunDirectory(run).plan(),
+                          document.dump(-1, ' ', false, ordered_json::error_handler_t::replace));
+  } catch (const std::exception& error) {
     note(fmt::format("the plan is not kept: {}", error.what()));
   }
 }
@@ -177,14 +221,7 @@ ordered_json run_report(const fs::path& path) {
                       {"measured", nullptr},
                       {"history", history_of(metrics)}};
   if (is_there(run.plan())) {
-    ordered_json kept = parse_ordered_json(read_text_file(run.plan(), kLongestPlan),
-                                           {.origin = run.plan().native()});
-    check(kept.is_object() && kept.value("format", 0) == kFormat && kept.contains("plan") &&
-              kept.contains("picture"),
-          ErrorCode::not_supported,
-          fmt::format("{} is of another version of this program, which reads format {}: start the "
-                      "run once more with this one",
-                      run.plan().string(), kFormat));
+    ordered_json kept = kept_plan(run.plan());
     report["plan"] = std::move(kept["plan"]);
     report["picture"] = std::move(kept["picture"]);
   }
@@ -206,10 +243,9 @@ std::string run_report_text(const ordered_json& report) {
                       run["last_step"].get<std::uint64_t>(), run["skipped"].get<std::uint64_t>());
   text += fmt::format("loss       {} at first, {} at last\n", loss_text(run["first_loss"]),
                       loss_text(run["last_loss"]));
-  for (const ordered_json& last : report["history"]["validation"]) {
-    if (&last != &report["history"]["validation"].back()) continue;
-    text += fmt::format("validation {:.4f} after step {}\n", last[1].get<double>(),
-                        last[0].get<std::uint64_t>());
+  if (const ordered_json& losses = report["history"]["validation"]; !losses.empty()) {
+    text += fmt::format("validation {:.4f} after step {}\n", losses.back()[1].get<double>(),
+                        losses.back()[0].get<std::uint64_t>());
   }
   const double seconds = run["step_seconds"];
   text += fmt::format("step time  measured {:.4f} s (median)", seconds);

@@ -76,7 +76,7 @@ void add_forecast(nb::module_& module) {
           "disk", [](const bench::MachineDescription& self) { return self.capacity.nvme.value(); });
   module.def(
       "machine_of", [](const std::string& file) { return bench::machine_from(file); },
-      nb::arg("file"), "Returns the machine that a JSON file describes.");
+      nb::arg("file"), "Returns the machine of that name, or the one that a JSON file describes.");
   nb::class_<EmbeddedForecast> forecast(module, "Forecast",
                                         "What a Trainer of these sizes would take and move.");
   forecast.def("__init__", &make, nb::arg("options"), nb::arg("parameters"), nb::arg("frozen"))
