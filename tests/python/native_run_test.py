@@ -5,6 +5,7 @@ import json
 import multiprocessing
 import os
 import pathlib
+import pickle
 import signal
 import subprocess
 import sys
@@ -87,6 +88,10 @@ def test_plan_is_that_of_the_program(tmp_path):
                 "--device-memory", "24GiB", "--html", tmp_path / "plan.html")
     assert plan.html() == (tmp_path / "plan.html").read_text()
     assert html.escape(plan.html()) in plan._repr_html_()
+    again = pickle.loads(pickle.dumps(plan))
+    assert again.document == plan.document and repr(again) == repr(plan)
+    with pytest.raises(spillway.NotSupportedError, match="has no page"):
+        again.html()
     named = spillway.plan(config, model="llama-2-7b", machine="h100", device_memory="24GiB")
     assert named.speed["machine"] == "h100: " + plan.speed["machine"]
     assert named.tokens_per_second == plan.tokens_per_second

@@ -2,6 +2,8 @@
 bits of one process whose model stays and that is given the ranks' batches in order."""
 import contextlib
 import copy
+import gc
+import pathlib
 import re
 
 import pytest
@@ -164,6 +166,9 @@ def writes_apart(group, rank, how):
     with torch.no_grad():
         if how == "other values":
             model.blocks[2].outer.fill_(rank)
+        elif how == "another order":
+            outer = model.blocks[2].outer
+            outer.copy_(outer.flip(0) if rank == 1 else outer)
         elif how == "other parameters":
             model.blocks[2 + rank].outer.fill_(1.0)
         elif rank == 0:
@@ -175,9 +180,39 @@ def writes_apart(group, rank, how):
 
 @pytest.mark.parametrize("how, words", [
     ("other values", "has written other values"), ("other parameters", "has written"),
+    ("another order", "has written other values"),
     ("one rank", "takes what the program has written into its parameter")])
 def test_a_rank_that_writes_something_else_is_named(run, how, words):
     assert all(re.search(words, message) for message in run(2, writes_apart, how))
+
+
+def writes_unnoticed(group, rank):
+    model, optimizer = make(group=group)
+    train(model, optimizer, [0], rank, 2)
+    model.blocks[3].outer.data.mul_(0.5)
+    if rank == 0:
+        model.blocks[5].outer.data[0, 0] = 7.0
+    train(model, optimizer, [1], rank, 2)
+    return values(model)
+
+
+def test_what_nobody_notices_goes_with_the_next_update(run):
+    model, optimizer = make(accumulation_steps=None)
+    train(model, optimizer, [0, 1], alone_for=2)
+    for after in run(2, writes_unnoticed):
+        assert same(after, values(model))
+
+
+def leaves_deferred(group, rank):
+    model, optimizer = make(group=group, deferred=True)
+    train(model, optimizer, [0], rank, 2)
+    with pytest.warns(UserWarning, match="blocks may have the values after it.*load a checkpoint"):
+        del optimizer
+        gc.collect()
+
+
+def test_a_deferred_update_that_goes_with_its_optimizer_says_what_it_leaves(run):
+    run(2, leaves_deferred)
 
 
 def stops_before_an_update(model, optimizer, rank=0, alone_for=1):
@@ -226,6 +261,27 @@ def saves(group, rank, folder, dtype):
     return state, again, values(model)
 
 
+def loads_damage(group, rank, folder):
+    model, optimizer = make(group=group)
+    train(model, optimizer, [0], rank, 2)
+    optimizer.save(folder)
+    train(model, optimizer, [1], rank, 2)
+    if rank == 1:
+        for part in pathlib.Path(folder, "rank1").rglob("*.swap"):
+            content = bytearray(part.read_bytes())
+            content[len(content) // 2] ^= 255
+            part.write_bytes(content)
+    dist.barrier(group)
+    with pytest.raises((spillway.CorruptDataError, spillway.InternalError)):
+        optimizer.load(folder)
+    with pytest.raises(spillway.CorruptDataError, match="was cut off"):
+        train(model, optimizer, [2], rank, 2)
+
+
+def test_no_rank_goes_on_where_the_part_of_one_is_damaged(run, tmp_path):
+    run(2, loads_damage, str(tmp_path))
+
+
 def loads(group, rank, state):
     ranks = dist.get_world_size(group)
     model, optimizer = make(BF16, group, seed=6)
@@ -260,6 +316,11 @@ def refuses(group, rank):
     offload_model(model, BUDGET)
     with pytest.raises(spillway.InvalidArgumentError, match="ranks register different parameters"):
         OffloadedSGD(groups(model), process_group=group, lr=1.0)
+    model = model_of_blocks()
+    blocks = list(model.blocks)
+    offload_model(model, BUDGET, blocks=blocks if rank == 1 else blocks[::2])
+    with pytest.raises(spillway.InvalidArgumentError, match="ranks register different parameters"):
+        OffloadedSGD(model.parameters(), process_group=group, lr=1.0)
 
 
 def test_says_what_does_not_fit_and_what_differs(run):

@@ -101,24 +101,29 @@ cli::PlanRequest Ask::plan_request(const cli::Note& note) const {
           .machine = machine};
 }
 
-/// Returns the plan as a document and as a table.
-std::pair<std::string, std::string> plan(const Ask& ask, const nb::callable& note) {
-  const Unlocked unlocked;
-  const cli::Note told = locking(note);
-  const cli::PlanRequest request = ask.plan_request(told);
-  const cli::MadePlan made = cli::make_plan(request, told);
-  return {cli::to_json(made, request.model).dump(), cli::to_text(made.view())};
-}
+/// A plan, and what it was made for.
+struct PlanAnswer {
+  cli::PlanRequest request;
+  cli::MadePlan made;
+  std::string model;  ///< what the user calls it
 
-/// Returns the plan as a page.
-std::string plan_page(const Ask& ask, const nb::callable& note) {
+  [[nodiscard]] nlohmann::ordered_json document() const {
+    return cli::to_json(made, request.model);
+  }
+  [[nodiscard]] std::string page() const {
+    const Unlocked unlocked;
+    return cli::html_page(cli::plan_title(made, model), cli::plan_page(made, request, document()));
+  }
+};
+
+PlanAnswer plan(const Ask& ask, const nb::callable& note) {
   const Unlocked unlocked;
   const cli::Note told = locking(note);
-  const cli::PlanRequest request = ask.plan_request(told);
-  const cli::MadePlan made = cli::make_plan(request, told);
-  const std::string& model = ask.checkpoint.empty() ? ask.model : ask.checkpoint;
-  return cli::html_page(cli::plan_title(made, model),
-                        cli::plan_page(made, request, cli::to_json(made, request.model)));
+  cli::PlanRequest request = ask.plan_request(told);
+  cli::MadePlan made = cli::make_plan(request, told);
+  return {.request = std::move(request),
+          .made = std::move(made),
+          .model = ask.checkpoint.empty() ? ask.model : ask.checkpoint};
 }
 
 /// Returns the page of a run.
@@ -259,15 +264,18 @@ void add_native_run(nb::module_& module) {
       .def_rw("run", &Ask::run)
       .def_rw("machine", &Ask::machine)
       .def_rw("resume", &Ask::resume);
-  module.def(
-      "plan", &plan, nb::arg("ask"), nb::arg("note"),
-      nb::sig(
-          "def plan(ask: Ask, note: collections.abc.Callable[[str], object]) -> tuple[str, str]"),
-      "Returns the plan as JSON and as a table; note is called with lines for the user.");
-  module.def(
-      "plan_page", &plan_page, nb::arg("ask"), nb::arg("note"),
-      nb::sig("def plan_page(ask: Ask, note: collections.abc.Callable[[str], object]) -> str"),
-      "Returns the plan as an HTML page that needs no other file.");
+  nb::class_<PlanAnswer>(module, "PlanAnswer", "A plan.")
+      .def_prop_ro(
+          "document", [](const PlanAnswer& self) { return self.document().dump(); },
+          "The plan as JSON.")
+      .def_prop_ro(
+          "text", [](const PlanAnswer& self) { return cli::to_text(self.made.view()); },
+          "The plan as a table.")
+      .def("page", &PlanAnswer::page, "Returns the plan as an HTML page that needs no other file.");
+  module.def("plan", &plan, nb::arg("ask"), nb::arg("note"),
+             nb::sig("def plan(ask: Ask, note: collections.abc.Callable[[str], object]) -> "
+                     "PlanAnswer"),
+             "Returns the plan; note is called with lines for the user.");
   module.def("report_page", &report_page, nb::arg("run"),
              nb::sig("def report_page(run: str) -> str"),
              "Returns what a run was planned to be and was, as an HTML page that needs no other "

@@ -6,6 +6,8 @@ import json
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
+from spillway.errors import NotSupportedError
+
 
 class Step(NamedTuple):
     """What one step of a run did."""
@@ -57,7 +59,7 @@ _Shown = TypeVar("_Shown", bound="_WithPage")
 class _WithPage(Document):
     """A document with a page, which is made when it is asked for."""
 
-    _page: Callable[[], str]
+    _page: Callable[[], str] | None
 
     @classmethod
     def from_json(cls: type[_Shown], document: str, text: str, page: Callable[[], str]) -> _Shown:
@@ -68,10 +70,19 @@ class _WithPage(Document):
 
     def html(self) -> str:
         """Returns a page with charts that needs no other file, as `spillway plan --html` and
-        `spillway report --html` write it. Notebooks show it."""
+        `spillway report --html` write it. Notebooks show it. Raises `NotSupportedError` for an
+        object that was pickled or copied, which has no page."""
+        if self._page is None:
+            raise NotSupportedError("a plan or report that was pickled or copied has no page: take "
+                                    "html() of the one that plan() or train() returned")
         return self._page()
 
-    def _repr_html_(self) -> str:
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_page": None}
+
+    def _repr_html_(self) -> str | None:
+        if self._page is None:
+            return None  # the text is shown
         return (f'<iframe srcdoc="{html.escape(self.html())}" style="width: 100%; height: 900px; '
                 'border: 0"></iframe>')
 

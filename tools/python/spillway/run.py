@@ -89,12 +89,9 @@ def plan(config: Path | Mapping[str, Any], *, model: Any = None, layers: int = 0
 
     Raises `DoesNotFitError`, which names the tier, the bytes and what would make it fit.
     """
-    def page() -> str:
-        with _ask(config, model, layers, checkpoint, options, run, machine) as ask:
-            return native.plan_page(ask, lambda text: None)
-
     with _ask(config, model, layers, checkpoint, options, run, machine) as ask:
-        return Plan.from_json(*native.plan(ask, _warn), page)
+        made = native.plan(ask, _warn)
+    return Plan.from_json(made.document, made.text, made.page)
 
 
 class _Watcher:

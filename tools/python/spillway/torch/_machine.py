@@ -9,13 +9,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from spillway.errors import InternalError, NotSupportedError
-from spillway.torch._ranks import Ranks
+from spillway.errors import InternalError, NotSupportedError, OutOfMemoryError
+from spillway.torch._ranks import REGISTERS, Ranks
 
 
 def machine_id() -> str:
-    """Returns what processes share that can map each other's memory: the boot of a machine, and a
-    namespace of processes there."""
+    """Returns what is equal for processes that can map each other's memory: the boot of a machine
+    and a namespace of processes there."""
     with open("/proc/sys/kernel/random/boot_id") as file:
         return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
 
@@ -36,8 +36,13 @@ class MachineMemory:
         self.place = local.index(ranks.rank)   #: of this rank among them
         self.machines = len(set(every))
         self.file = _open(ranks, local, size)
-        self._shared = mmap.mmap(self.file, size)
-        self._private = mmap.mmap(self.file, size, flags=mmap.MAP_PRIVATE)
+        try:
+            with ranks.together(REGISTERS, 0):
+                self._shared = _mapped(self.file, size, mmap.MAP_SHARED)
+                self._private = _mapped(self.file, size, mmap.MAP_PRIVATE)
+        except BaseException:
+            self.close()
+            raise
 
     def shared(self, first: int, elements: int, dtype: torch.dtype) -> torch.Tensor:
         """Returns elements that begin at a byte, and that all ranks of the machine see."""
@@ -54,6 +59,15 @@ class MachineMemory:
     def close(self) -> None:
         """Closes the file, whose pages stay as long as somebody maps them."""
         os.close(self.file)
+
+
+def _mapped(file: int, size: int, flags: int) -> mmap.mmap:
+    try:
+        return mmap.mmap(file, size, flags=flags)
+    except OSError as error:
+        raise OutOfMemoryError(
+            f"{size} bytes of memory that ranks share cannot be mapped ({error}): raise the limit "
+            "of address space (ulimit -v), or train a smaller model") from error
 
 
 def _exchange(ranks: Ranks, own: Any) -> list[Any]:

@@ -28,6 +28,8 @@ class Partition(SharedGradients):
     pieces of this rank are parameters, whose new values the ranks exchange after an update.
     """
 
+    _without_exchange = "parameters keep values of before"  # what a deferred update leaves
+
     def __init__(self, parameters: list[Registered], frozen: list[Registered],
                  hyperparameters: dict[int, Any], options: Any, place: torch.device,
                  rounds: Rounds) -> None:
@@ -95,9 +97,9 @@ class Partition(SharedGradients):
     def release(self) -> None:
         """Ends the trainer of this rank's part. Nothing is exchanged: ranks end at any time."""
         if self._pending:
-            warnings.warn("an optimizer of ranks has gone with a deferred update: parameters keep "
-                          "values of before; call synchronize() or close() on all ranks",
-                          stacklevel=2)
+            warnings.warn("an optimizer of ranks has gone with a deferred update: "
+                          f"{self._without_exchange}; call synchronize() or close() on all ranks "
+                          "before", stacklevel=2)
         make_settled(self._parameters[:self._trained])
         self._own.release()
         super().release()

@@ -127,8 +127,8 @@ class Ranks:
         settings of their optimizers."""
         self.announce(REGISTERS, len(entries)).details()
         settings = {"stage": self.stage, **settings}
-        own = [(entry.name, entry.group, tuple(entry.parameter.shape), str(entry.parameter.dtype))
-               for entry in entries]
+        own = [(entry.name, entry.group, tuple(entry.parameter.shape), str(entry.parameter.dtype),
+                entry.unit) for entry in entries]
         every: list[Any] = [None] * self.size
         dist.all_gather_object(every, (settings, own), self.group)
         for rank, (chosen, theirs) in enumerate(every):

@@ -346,6 +346,9 @@ class WithState(WithGroups):
                 shard.trainer.save(folder)
             self._write_groups(new)
 
+    def _together(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext() if self._ranks is None else self._ranks.together(LOADS, 0)
+
     def load(self, directory: Path) -> None:
         """Takes what `save` wrote, for the same parameters; the parameters follow, and groups have
         the settings that were saved, such as `lr`, as after `load_state_dict`. A damaged part
@@ -362,9 +365,11 @@ class WithState(WithGroups):
             for shard in self._shards:
                 shard.take_writes()
             self._ranks.announce(LOADS, 0).details()
-        with (contextlib.nullcontext() if self._ranks is None
-              else self._ranks.together(LOADS, 0)):
+        with self._together():
             groups = self._read_groups(directory)
+        if self._ranks is not None:  # parts of others may be new where this one's is refused
+            self._cut_off = "load"
+        with self._together():
             for folder, shard in self._folders(directory):
                 shard.load(folder)
                 self._cut_off = "load"
