@@ -134,6 +134,11 @@ def _load(engine: WithCheckpoints, folder: str, *, strict: bool, optimizer: bool
                 f"{folder} has the state of {ranks} rank(s), and {engine.world_size} load it: "
                 f"start {ranks}, or pass load_optimizer_states=False, with which moments begin "
                 "again")
+        if with_state and any(getattr(each, "is_released", False)
+                              for each in engine.optimizer._shards):
+            raise InvalidArgumentError(
+                "the memory of the device is released; call resume_device first, and then "
+                "load_checkpoint")
     with engine.together(LOADS_TAG, f"{os.path.basename(folder)}: takes"):
         if not module_only:
             engine.zero_grad()
