@@ -42,10 +42,11 @@ def _write(document: Mapping[str, Any], path: str) -> None:
 
 def read(path: str, weights_only: bool, mapped: bool = False) -> Any:
     """Reads a file that `_write` wrote; torch does not say which one it cannot read. Tensors of one
-    that is `mapped` stay in it until they are used."""
+    that is `mapped` stay in it until they are used, also those that were a GPU's."""
     try:
         with open(path, "rb") as file:
-            return torch.load(path if mapped else file, weights_only=weights_only, mmap=mapped)
+            return torch.load(path if mapped else file, weights_only=weights_only, mmap=mapped,
+                              map_location="cpu" if mapped else None)
     except (EOFError, KeyError, OSError, RuntimeError, ValueError, pickle.UnpicklingError) as error:
         if isinstance(error, OSError) and error.errno != errno.EINVAL:  # of a place before a file
             raise IoError(f"{path} cannot be read: {error.strerror}", error.errno or 0) from error
