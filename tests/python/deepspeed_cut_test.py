@@ -1,5 +1,6 @@
 """Checkpoints of DeepSpeed's ZeRO 3, whose parameters are cut over ranks, are whole again, and what
 has another form is refused. deepspeed_checkpoint_test.py has those that DeepSpeed has written."""
+import shutil
 import weakref
 
 import pytest
@@ -8,13 +9,14 @@ import torch
 import spillway
 from deepspeed_files import (
     ADAMW,
+    by_hand,
     changed,
     cut_by_hand,
     engine_of,
     network,
     other_network,
 )
-from spillway.torch import _deepspeed_files
+from spillway.torch import _deepspeed_files, zero_to_fp32
 
 
 #: What is changed of a rank's model file or optimizer file, and what the error says.
@@ -78,6 +80,18 @@ def test_lengths_and_kinds_of_what_ranks_have_cut_are_checked(name, tmp_path):
     assert engine.global_steps == 0 and not engine.optimizer.has_state() and all(
         torch.equal(a, b.bfloat16()) for a, b in zip(
             engine.module.parameters(), network().parameters(), strict=True))
+
+
+def test_files_of_a_rank_that_are_two_or_none_are_refused_as_such(tmp_path):
+    name = "zero_pp_rank_1_mp_rank_00_optim_states.pt"
+    inside = cut_by_hand(tmp_path / "cut", half_frozen(other_network()), 2)
+    shutil.copy(inside / name, inside / f"bf16_{name}")
+    with pytest.raises(spillway.InvalidArgumentError, match=f"has 2 files of the name {name}"):
+        zero_to_fp32.get_fp32_state_dict_from_zero_checkpoint(tmp_path / "cut")
+    by_hand(tmp_path / "parts", other_network(), ranks=2)
+    (tmp_path / "parts/global_step4" / name).unlink()
+    with pytest.raises(spillway.InvalidArgumentError, match=f"no {name}.*or give engine.load_"):
+        zero_to_fp32.get_fp32_state_dict_from_zero_checkpoint(tmp_path / "parts")
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 5])

@@ -224,6 +224,27 @@ def test_the_engine_releases_the_device_of_its_optimizer():
     engine.step()
 
 
+def test_a_checkpoint_that_is_loaded_meanwhile_changes_nothing(tmp_path):
+    model = offload_model(BlockModel(Block, 6, 64), "600KB")
+    engine, *_ = spillway.torch.initialize(model=model, config={
+        "train_batch_size": 40, "optimizer": {"type": "AdamW", "params": {"lr": 1e-2}}})
+    engine.save_checkpoint(tmp_path)
+    engine.backward(engine(torch.ones(40, 4)))
+    engine.step()
+    engine.release_device()
+    values = [p.detach().clone() for p in model.parameters()]
+    with pytest.raises(spillway.InvalidArgumentError, match=RELEASED):
+        engine.load_checkpoint(tmp_path)
+    assert all(torch.equal(p, value) for p, value in zip(model.parameters(), values, strict=True))
+    assert engine.global_steps == 1
+    engine.resume_device()
+    engine.backward(engine(torch.ones(40, 4)))
+    engine.step()
+    engine.load_checkpoint(tmp_path)
+    assert engine.global_steps == 0
+    assert not torch.equal(model.head.weight, values[-2])
+
+
 def test_ranks_keep_the_device(tmp_path):
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}",
                                          rank=0, world_size=1)

@@ -1,9 +1,11 @@
 """Checkpoints of the engine become one state dict in fp32, which has the masters' bits.
 deepspeed_checkpoint_test.py compares those of DeepSpeed's checkpoints with DeepSpeed's own."""
+import errno
 import json
 import pathlib
 import subprocess
 import sys
+import tempfile
 import weakref
 
 import pytest
@@ -13,7 +15,7 @@ from rank_processes import ranks_at
 
 import spillway
 import spillway.torch
-from spillway.torch import zero_to_fp32
+from spillway.torch import _own_masters, _weight_files, zero_to_fp32
 
 MODULE = "spillway.torch.zero_to_fp32"
 
@@ -150,6 +152,13 @@ def test_the_command_writes_files_that_others_read(tmp_path):
     assert "no checkpoint of tag other" in done.stderr
     done = run(tmp_path, tmp_path / "no")
     assert done.returncode == 1 and "no file latest" in done.stderr
+    assert not (tmp_path / "no").exists()
+    (tmp_path / "file").write_text("kept")
+    for output, cause in ((tmp_path / "file", "file is a file: give a folder"),
+                          (tmp_path / "file/below", "cannot be written: Not a directory")):
+        done = run(tmp_path / "saved", output)
+        assert done.returncode == 1 and "Traceback" not in done.stderr and cause in done.stderr
+    assert (tmp_path / "file").read_text() == "kept"
 
 
 @pytest.mark.parametrize("safe", [True, False])
@@ -231,3 +240,109 @@ def test_damaged_and_older_checkpoints_are_refused_by_name(tmp_path):
     (folder / "model.pt").write_bytes(b"PK")
     refused(spillway.CorruptDataError, "model.pt is damaged")
     assert pathlib.Path(names).exists() and not list(tmp_path.glob(".state-*"))
+
+
+NAMES_READ = ["model.safetensors", "model.safetensors.index.json", "pytorch_model.bin",
+              "pytorch_model.bin.index.json"]  # in the order of transformers
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_an_older_file_that_programs_read_first_is_refused(number, tmp_path):
+    trained(dtype="fp32").save_checkpoint(tmp_path)
+    for there in range(4):
+        out = tmp_path / f"out{there}"
+        out.mkdir()
+        (out / NAMES_READ[there]).write_text("older")
+
+        def convert(out=out):
+            zero_to_fp32.convert_zero_checkpoint_to_fp32_state_dict(
+                tmp_path, out, max_shard_size=200 if number % 2 else None,
+                safe_serialization=number < 2)
+
+        if there < number:
+            with pytest.raises(spillway.InvalidArgumentError,
+                               match=f"{out / NAMES_READ[there]} is there.*remove it"):
+                convert()
+            assert [each.read_text() for each in out.iterdir()] == ["older"]
+        else:
+            convert()
+            assert (out / NAMES_READ[number]).read_bytes() != b"older"
+
+
+def test_elements_that_safetensors_lacks_are_refused(tmp_path):
+    with pytest.raises(spillway.NotSupportedError, match="complex64, which safetensors does not"):
+        _weight_files.write_files({"a": torch.ones(2, dtype=torch.complex64)}, str(tmp_path), None,
+                                  safe=True)
+
+
+def test_frozen_parameters_that_were_left_out_are_not_missed(tmp_path):
+    engine = trained(state_format="split")
+    engine.module.first.requires_grad_(False)
+    engine.save_checkpoint(tmp_path, exclude_frozen_parameters=True)
+    found = zero_to_fp32.get_fp32_state_dict_from_zero_checkpoint(tmp_path)
+    masters = masters_of(engine)
+    assert masters.keys() - found.keys() == {
+        f"{part}.{kind}" for part in ("first", "frozen") for kind in ("weight", "bias")}
+    assert torch.equal(found["last.weight"], masters["last.weight"])
+
+
+class Renamed(torch.nn.Linear):
+    """Its state dict calls the weight kernel."""
+
+    def __init__(self):
+        super().__init__(4, 4)
+        self._register_state_dict_hook(self.rename)
+
+    @staticmethod
+    def rename(_, values, prefix, __):
+        values[prefix + "kernel"] = values.pop(prefix + "weight")
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+def test_values_that_lack_names_of_parameters_of_16_bits_are_refused(dtype, tmp_path):
+    engine = spillway.torch.initialize(model=Renamed(), config={
+        "train_micro_batch_size_per_gpu": 2, "optimizer": {"type": "AdamW", "params": {"lr": 0.1}},
+        **({"bf16": {"enabled": True}} if dtype == "bf16" else {})})[0]
+    engine.save_checkpoint(tmp_path)
+    if dtype == "bf16":
+        with pytest.raises(spillway.NotSupportedError, match="state of weight, and the model's"):
+            zero_to_fp32.get_fp32_state_dict_from_zero_checkpoint(tmp_path)
+    else:
+        found = zero_to_fp32.get_fp32_state_dict_from_zero_checkpoint(tmp_path)
+        assert torch.equal(found["kernel"], engine.module.weight)
+
+
+def test_values_of_a_gpu_are_read_without_one(tmp_path, monkeypatch):
+    engine = trained(state_format="split")
+    engine.save_checkpoint(tmp_path)
+    monkeypatch.setattr(torch.serialization, "location_tag", lambda _: "cuda:0")
+    torch.save(engine.module.state_dict(), tmp_path / "global_step2/model.pt")
+    found = zero_to_fp32.get_fp32_state_dict_from_zero_checkpoint(tmp_path)
+    assert {each.device.type for each in found.values()} == {"cpu"}
+    check(found, engine, masters_of(engine))
+
+
+def test_a_folder_that_cannot_be_written_is_one_for_16_bits_alone(tmp_path, monkeypatch):
+    def refused(**_):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    engines = {dtype: trained(dtype=dtype) for dtype in ("fp32", "bf16")}
+    for dtype, engine in engines.items():
+        engine.save_checkpoint(tmp_path / dtype)
+    masters = masters_of(engines["fp32"])
+    monkeypatch.setattr(tempfile, "mkdtemp", refused)
+    check(zero_to_fp32.get_fp32_state_dict_from_zero_checkpoint(tmp_path / "fp32"),
+          engines["fp32"], masters)
+    with pytest.raises(spillway.IoError, match=r"no copy of the state.*Permission denied") as error:
+        zero_to_fp32.get_fp32_state_dict_from_zero_checkpoint(tmp_path / "bf16")
+    assert error.value.errno == errno.EACCES
+
+
+def test_what_this_machine_cannot_do_is_no_damage(tmp_path, monkeypatch):
+    def refused(*_):
+        raise spillway.NotSupportedError("not in this build")
+
+    trained().save_checkpoint(tmp_path)
+    monkeypatch.setattr(_own_masters, "trainer_options", refused)
+    with pytest.raises(spillway.NotSupportedError, match="^not in this build$"):
+        zero_to_fp32.get_fp32_state_dict_from_zero_checkpoint(tmp_path)

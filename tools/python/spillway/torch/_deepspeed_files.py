@@ -17,7 +17,7 @@ from spillway.errors import CorruptDataError, Error, InvalidArgumentError, NotSu
 from spillway.torch._plain_files import read
 
 _MODEL = "mp_rank_00_model_states.pt"
-REMEDY = "pass load_optimizer_states=False, with which moments begin again"
+REMEDY = "give engine.load_checkpoint load_optimizer_states=False, with which moments begin again"
 
 #: What of the model's file is DeepSpeed's; the rest is the program's `client_state`.
 _OWN = frozenset((
@@ -94,10 +94,11 @@ class Saved:
             name = f"zero_pp_rank_{rank}_mp_rank_00_{ending}.pt"
             found = glob.glob(os.path.join(glob.escape(self.folder), f"*{name}"))
             if len(found) != 1:
+                has = f"{len(found)} files of the name {name}" if found else f"no {name}"
                 raise InvalidArgumentError(
-                    f"{self.folder} has no {name}, and {self.ranks} ranks have saved: bring the "
-                    "files of all of them there" + (
-                        "" if self.is_cut else ", or pass load_optimizer_states=False"))
+                    f"{self.folder} has {has}, and {self.ranks} ranks have saved: bring the file "
+                    "of each of them there, and no other" + (
+                        "" if self.is_cut else f", or {REMEDY}"))
             yield found[0]
 
     @functools.cached_property

@@ -42,10 +42,11 @@ def _write(document: Mapping[str, Any], path: str) -> None:
 
 def read(path: str, weights_only: bool, mapped: bool = False) -> Any:
     """Reads a file that `_write` wrote; torch does not say which one it cannot read. Tensors of one
-    that is `mapped` stay in it until they are used."""
+    that is `mapped` stay in it until they are used, also those that were a GPU's."""
     try:
         with open(path, "rb") as file:
-            return torch.load(path if mapped else file, weights_only=weights_only, mmap=mapped)
+            return torch.load(path if mapped else file, weights_only=weights_only, mmap=mapped,
+                              map_location="cpu" if mapped else None)
     except (EOFError, KeyError, OSError, RuntimeError, ValueError, pickle.UnpicklingError) as error:
         if isinstance(error, OSError) and error.errno != errno.EINVAL:  # of a place before a file
             raise IoError(f"{path} cannot be read: {error.strerror}", error.errno or 0) from error
@@ -134,6 +135,11 @@ def _load(engine: WithCheckpoints, folder: str, *, strict: bool, optimizer: bool
                 f"{folder} has the state of {ranks} rank(s), and {engine.world_size} load it: "
                 f"start {ranks}, or pass load_optimizer_states=False, with which moments begin "
                 "again")
+        if with_state and any(getattr(each, "is_released", False)
+                              for each in engine.optimizer._shards):
+            raise InvalidArgumentError(
+                "the memory of the device is released; call resume_device first, and then "
+                "load_checkpoint")
     with engine.together(LOADS_TAG, f"{os.path.basename(folder)}: takes"):
         if not module_only:
             engine.zero_grad()

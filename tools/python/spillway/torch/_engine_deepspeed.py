@@ -120,7 +120,7 @@ def _flat_of(saved: Saved, group: int,
     for name in optimizer.state_names.values():
         if not all(name in each for each in of_group):
             raise InvalidArgumentError(
-                f"{saved.folder} has no {name}, which a {type(optimizer).__name__} has: give "
+                f"{saved.folder} has no {name}, which an {type(optimizer).__name__} has: give "
                 f"initialize the optimizer that has saved, or {REMEDY}")
         flat[name] = [each[name].flatten() for each in of_group]
     step = of_group[0].get("step", _settings_of(base[0]["param_groups"], group).get("step"))

@@ -2,6 +2,7 @@
 model: `names.json` beside it says which parameter has which state."""
 from __future__ import annotations
 
+import functools
 import glob
 import json
 import os
@@ -18,7 +19,8 @@ import torch
 
 from spillway._arguments import trainer_options
 from spillway._load import native
-from spillway.errors import CorruptDataError, InvalidArgumentError
+from spillway.errors import (CorruptDataError, Error, InvalidArgumentError, IoError,
+                             NotSupportedError)
 from spillway.torch._registered import DTYPES
 
 NAMES = "names.json"  #: of a checkpoint's folder: by parameter, the name of its state
@@ -29,11 +31,26 @@ _TYPES = {text: dtype for dtype, text in DTYPES.items()}
 
 
 class Room:
-    """A folder for copies of state, which goes with its last user."""
+    """A folder for copies of state, within another. It is made for the first one, and goes with
+    its last user."""
 
     def __init__(self, folder: str) -> None:
-        self.path = tempfile.mkdtemp(prefix=".state-", dir=folder)
-        weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
+        self._folder = folder
+
+    @functools.cached_property
+    def path(self) -> str:
+        """Its path. Raises IoError where it cannot be made."""
+        try:
+            os.makedirs(self._folder, exist_ok=True)
+            path = tempfile.mkdtemp(prefix=".state-", dir=self._folder)
+        except OSError as error:
+            raise IoError(
+                f"{self._folder} can have no copy of the state, which is read from one "
+                f"({error.strerror}): let the program write there, or call "
+                "convert_zero_checkpoint_to_fp32_state_dict, which makes it in output_dir",
+                error.errno or 0) from error
+        weakref.finalize(self, shutil.rmtree, path, ignore_errors=True)
+        return path
 
 
 class _Part:
@@ -73,7 +90,9 @@ class _Part:
             trainer = native.Trainer(options, [(name, group, zeros[:elements], None)
                                                for name, elements, group in self.parameters])
             trainer.load(self._folder)
-        except (InvalidArgumentError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        except (LookupError, RuntimeError, TypeError, ValueError) as error:
+            if isinstance(error, Error) and not isinstance(error, InvalidArgumentError):
+                raise  # not of the folder, but of this machine
             raise CorruptDataError(f"{self._folder} is not a whole folder of state ({error}): load "
                                    "another tag") from error
         return trainer
@@ -114,7 +133,10 @@ def read_names(folder: str, values: Mapping[str, Any]) -> tuple[dict[str, str], 
         return {name: name for name in values}, []
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-        return dict(document["state"]), list(document["frozen"])
+        frozen = list(document["frozen"])
+        left_out = set(frozen) - values.keys()  # with exclude_frozen_parameters
+        return {name: state for name, state in dict(document["state"]).items()
+                if name not in left_out}, frozen
     except (LookupError, TypeError, ValueError) as error:
         raise CorruptDataError(f"{path} is damaged ({error!r}): load another tag") from error
 
@@ -122,7 +144,8 @@ def read_names(folder: str, values: Mapping[str, Any]) -> tuple[dict[str, str], 
 def masters_of(folder: str, names: Mapping[str, str], values: Mapping[str, Any],
                room: Room) -> dict[str, Master]:
     """Returns the masters of the parameters whose values have 16 bits: those of fp32 are their own
-    masters. `folder` is of an optimizer, and state is copied into `room` when it is first read."""
+    masters. `folder` is of an optimizer, and state is copied into `room` when it is first read.
+    Raises NotSupportedError for a model of 16 bits whose values lack names of its parameters."""
     pieces: dict[str, list[tuple[int, int, _Part, int]]] = defaultdict(list)
     for path in sorted(glob.glob(os.path.join(glob.escape(folder), "**", _DESCRIPTION),
                                  recursive=True)):
@@ -133,6 +156,12 @@ def masters_of(folder: str, names: Mapping[str, str], values: Mapping[str, Any],
             if stop - start != elements:
                 raise CorruptDataError(f"{path} has {elements} values of {name}: load another tag")
             pieces[found[1] if found else name].append((start, stop, part, number))
+    if (lost := sorted(names.keys() - values.keys())) and any(
+            part.dtype != torch.float32 for found in pieces.values() for _, _, part, _ in found):
+        raise NotSupportedError(
+            f"{folder} has state of {lost[0]}, and the model's file has no such name (a hook of "
+            "state_dict renames it): load the checkpoint into its engine, and read "
+            "optimizer.state_dict()")
     made: dict[str, Master] = {}
     masters = {}
     for name, state in names.items():

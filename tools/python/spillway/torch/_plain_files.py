@@ -138,6 +138,6 @@ def read(path: str, *keys: str) -> dict[str, Any]:
             raise _refused(f"{type(saved).__name__} without {' or '.join(keys)}")
     except _DAMAGE as error:
         raise CorruptDataError(f"{path} is damaged, or has more than tensors, numbers and texts "
-                               f"({error}): load another tag, or pass load_module_only=True where "
-                               "the other file is whole") from error
+                               f"({error}): load another tag, or give engine.load_checkpoint "
+                               "load_module_only=True where the other file is whole") from error
     return saved

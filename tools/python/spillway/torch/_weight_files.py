@@ -9,12 +9,16 @@ from typing import Any, BinaryIO, Protocol
 
 import torch
 
-from spillway.errors import NotSupportedError
+from spillway.errors import InvalidArgumentError, NotSupportedError
 from spillway.torch._engine_exports import replaced
 
 _KINDS = {torch.float32: "F32", torch.float64: "F64", torch.float16: "F16",
           torch.bfloat16: "BF16", torch.int64: "I64", torch.int32: "I32", torch.int16: "I16",
           torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL"}
+
+#: What programs look for in a folder, in the order of transformers.
+_READ = ("model.safetensors", "model.safetensors.index.json",
+         "pytorch_model.bin", "pytorch_model.bin.index.json")
 
 
 class Value(Protocol):
@@ -46,12 +50,15 @@ def shards_of(values: Mapping[str, Value], limit: int | None) -> list[list[str]]
 
 
 def write_files(values: Mapping[str, Value], folder: str, limit: int | None, safe: bool) -> None:
-    """Writes values as transformers names them: one file, or several and an index."""
+    """Writes values as transformers names them: one file, or several and an index. Raises before
+    it writes where a file is there that would be read in their place."""
     stem, ending = ("model", "safetensors") if safe else ("pytorch_model", "bin")
     shards = shards_of(values, limit)
     names = [f"{stem}.{ending}"] if len(shards) == 1 else [
         f"{stem}-{number:05}-of-{len(shards):05}.{ending}"
         for number in range(1, len(shards) + 1)]
+    index_name = f"{stem}.{ending}.index.json"
+    _refuse_older(folder, names[0] if len(shards) == 1 else index_name)
     for name, shard in zip(names, shards, strict=True):
         with replaced(os.path.join(folder, name)) as file:
             if safe:
@@ -62,8 +69,15 @@ def write_files(values: Mapping[str, Value], folder: str, limit: int | None, saf
         index = {"metadata": {"total_size": sum(map(size_of, values.values()))},
                  "weight_map": {each: name for name, shard in zip(names, shards, strict=True)
                                 for each in shard}}
-        with replaced(os.path.join(folder, f"{stem}.{ending}.index.json")) as file:
+        with replaced(os.path.join(folder, index_name)) as file:
             file.write(json.dumps(index, indent=2, sort_keys=True).encode() + b"\n")
+
+
+def _refuse_older(folder: str, name: str) -> None:
+    for each in _READ[:_READ.index(name)]:
+        if os.path.exists(path := os.path.join(folder, each)):
+            raise InvalidArgumentError(f"{path} is there, which programs read in place of the new "
+                                       f"{name}: remove it, or write into another folder")
 
 
 def whole(values: Mapping[str, Value], names: Iterable[str]) -> dict[str, torch.Tensor]:
@@ -80,8 +94,8 @@ def _write_safetensors(file: BinaryIO, values: Mapping[str, Value]) -> None:
     at = 0
     for name, value in values.items():
         if value.dtype not in _KINDS:
-            raise NotSupportedError(f"{name} has elements of {value.dtype}, which safetensors has "
-                                    "not: write pytorch_model.bin")
+            raise NotSupportedError(f"{name} has elements of {value.dtype}, which safetensors does "
+                                    "not have: write pytorch_model.bin")
         header[name] = {"dtype": _KINDS[value.dtype], "shape": list(value.shape),
                         "data_offsets": [at, at + size_of(value)]}
         at += size_of(value)

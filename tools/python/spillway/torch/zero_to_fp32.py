@@ -74,7 +74,7 @@ def get_fp32_state_dict_from_zero_checkpoint(
     whatever else has fractions in fp32 too.
 
     With `lazy_mode` values have `shape`, `dtype` and `contiguous()`, which reads the tensor. While
-    16-bit state is read, a copy of it lies in the checkpoint's folder.
+    16-bit state is read, two slots for each tile of it, twice its size, lie in `checkpoint_dir`.
     """
     values = _values_of(checkpoint_dir, tag, exclude_frozen_parameters,
                         path_of(checkpoint_dir, "checkpoint_dir"))
@@ -89,11 +89,13 @@ def convert_zero_checkpoint_to_fp32_state_dict(
     model.safetensors, in files of at most `max_shard_size` bytes and an index where it is larger.
 
     A file of safetensors is written one tensor after the other; a file of torch is in memory whole.
-    While 16-bit state is read, a copy of it lies in `output_dir`.
+    While 16-bit state is read, two slots for each tile of it, twice its size, lie in `output_dir`.
+    A file that programs would read in place of the new ones is refused before anything is written.
     """
     folder = path_of(output_dir, "output_dir")
     limit = None if max_shard_size is None else native.parse_bytes(str(max_shard_size))
-    os.makedirs(folder, exist_ok=True)
+    if os.path.exists(folder) and not os.path.isdir(folder):
+        raise InvalidArgumentError(f"output_dir {folder} is a file: give a folder")
     write_files(_values_of(checkpoint_dir, tag, exclude_frozen_parameters, folder), folder, limit,
                 safe_serialization)
 
@@ -121,7 +123,7 @@ def main() -> int:
                         help="leave out parameters that were not trained")
     try:
         convert_zero_checkpoint_to_fp32_state_dict(**vars(parser.parse_args()))
-    except Error as error:
+    except (Error, OSError) as error:
         print(f"zero_to_fp32: {error}", file=sys.stderr)
         return 1
     return 0
