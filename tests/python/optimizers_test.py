@@ -310,6 +310,20 @@ def test_groups_that_come_later_train_with_one_norm():
     assert runs[0] == pytest.approx(runs[1], abs=1e-4)
 
 
+def test_a_group_that_does_not_fit_is_not_there():
+    first, large = torch.nn.Parameter(torch.ones(20)), torch.nn.Parameter(torch.zeros(4_000_000))
+    optimizer = OffloadedAdamW([first], lr=0.1, weight_decay=0, host_memory="60MB")
+    with pytest.raises(spillway.DoesNotFitError):
+        optimizer.add_param_group({"params": [large]})
+    assert [group["params"] for group in optimizer.param_groups] == [[first]]
+    large = torch.nn.Parameter(torch.zeros(40))
+    optimizer.add_param_group({"params": [large]})
+    (first.sum() + large.sum()).backward()
+    optimizer.step()
+    assert first[0].item() == pytest.approx(0.9, abs=1e-3)
+    assert large[0].item() == pytest.approx(-0.1, abs=1e-3)
+
+
 def test_mixed_dtypes_share_one_norm_and_one_decision():
     torch.manual_seed(0)
     matrix = torch.nn.Parameter(torch.randn(20, 20).bfloat16())
