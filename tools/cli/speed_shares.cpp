@@ -16,7 +16,7 @@ SpeedShares::SpeedShares(const engine::TrainPlan& plan)
 }
 
 std::string SpeedShares::text(double seconds) const {
-  const std::string of_plan = fmt::format("{:.0f}% of plan", 100 * planned_ / seconds);
+  std::string of_plan = fmt::format("{:.0f}% of plan", 100 * planned_ / seconds);
   if (!at_peak_) return of_plan;
   return of_plan + fmt::format(", {:.0f}% of peak", 100 * *at_peak_ / seconds);
 }
