@@ -44,7 +44,7 @@ class TrainLoop {
         observer_(observer),
         interrupt_(interrupt),
         run_(std::move(planned.opened)),
-        trainer_(std::move(planned.setup), std::move(planned.model)) {}
+        trainer_(planned.setup, std::move(planned.model)) {}
 
   /// Records the run, and gives a new one its state. Nothing else of this object is called before.
   void begin();
