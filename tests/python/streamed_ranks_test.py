@@ -19,6 +19,15 @@ BUDGET = "800KB"  # of 1.3 MB
 FP32, BF16 = torch.float32, torch.bfloat16
 
 
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """Products of matrices have other bits with other numbers of threads; ranks have one."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     with ranks_at(tmp_path_factory.mktemp("ranks") / "store") as on_ranks:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import zlib
+from collections import deque
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -50,7 +51,7 @@ class Announcement:
 
     def details(self) -> list[int]:
         """Returns the detail of each rank. Raises if a rank does something else."""
-        self._ranks.finish(self._work)
+        self._ranks.finish(self._work, Ranks._announced)
         said = self._all.tolist()
         own = said[self._ranks.rank]
         for rank, (call, number, _) in enumerate(said):
@@ -65,7 +66,9 @@ class Announcement:
 class Ranks:
     """The processes of a group, counted from 0, and the stage of ZeRO that they train with."""
 
-    _last: Any = None  # exchange of this process; see finish
+    # The last exchanges of this process, of announcements and of all others; see finish.
+    _announced: ClassVar[deque[Any]] = deque(maxlen=64)
+    _exchanged: ClassVar[deque[Any]] = deque(maxlen=2)
 
     def __init__(self, group: Any, stage: int) -> None:
         if stage not in (1, 2):
@@ -89,16 +92,16 @@ class Ranks:
             "cuda" if dist.get_backend(group) == "nccl" else "cpu")
         self._first = dist.get_global_rank(group, 0)
 
-    def finish(self, work: Any) -> None:
+    def finish(self, work: Any, last: deque[Any] = _exchanged) -> None:
         """Waits for an exchange.
 
-        The last one is kept until the interpreter ends: a thread of the group lets go of it some
-        time after its end. If that were the last hold on its tensors, the thread would take the
-        interpreter's lock, which aborts a program that ends at that moment.
+        The `last` ones are kept until the interpreter ends. Each of the group's threads lets go of
+        one some time after its end. If that were the last hold on its tensors, the thread would
+        take the interpreter's lock, which aborts a program that ends at that moment.
         """
         try:
             work.wait()
-            Ranks._last = work
+            last.append(work)
         except RuntimeError as error:
             raise InternalError(
                 f"rank {self.rank} could not exchange with the other ranks ({error}): see why one "
