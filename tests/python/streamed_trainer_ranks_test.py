@@ -2,13 +2,13 @@
 whose model stays, also for runs that are killed and go on."""
 import os
 import pathlib
-import signal
 import sys
 
 import pytest
 import torch
 from tiny_trainers import examples, llama, make, same, seeded, train, weights
 from trainer_ranks_test import RANKS, STEPS, NotingSpillway, of_one_process, torchrun
+from trainer_ranks_test import killed as kill
 
 from spillway.huggingface import SpillwayTrainer
 
@@ -42,15 +42,7 @@ def trains(folder, rank):
 
 
 def killed(folder, rank):
-    """The second rank kills itself where it would save its part after step 8."""
-
-    class Killed(SpillwayTrainer):
-        def _save_optimizer_and_scheduler(self, output_dir):
-            if self.state.global_step == 8 and rank == 1:
-                os.kill(os.getpid(), signal.SIGKILL)
-            super()._save_optimizer_and_scheduler(output_dir)
-
-    train(make(Killed, seeded(deep), folder / "run", 8, spillway={"nvme": [folder], **STREAMED}))
+    kill(folder, rank, deep, **STREAMED)
 
 
 def resumed(folder, rank):

@@ -87,7 +87,7 @@ def trains(folder, rank):
                     "noted": trainer.noted}, folder / f"{name}.{rank}")
 
 
-def killed(folder, rank):
+def killed(folder, rank, model=llama, **streamed):
     """The second rank kills itself where it would save its part after step 8."""
 
     class Killed(SpillwayTrainer):
@@ -96,7 +96,7 @@ def killed(folder, rank):
                 os.kill(os.getpid(), signal.SIGKILL)
             super()._save_optimizer_and_scheduler(output_dir)
 
-    train(make(Killed, seeded(llama), folder / "run", 8, spillway={"nvme": [folder]}))
+    train(make(Killed, seeded(model), folder / "run", 8, spillway={"nvme": [folder], **streamed}))
 
 
 def resumed(folder, rank):
