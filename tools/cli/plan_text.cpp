@@ -21,10 +21,6 @@ std::string_view saved_in(const plan::BlockCut& cut) {
   return cut.saved ? plan::name_of(*cut.saved) : "recomputed";
 }
 
-Bytes budget(const plan::Budgets& budgets, Tier tier) {
-  return tier == Tier::device ? budgets.device : tier == Tier::host ? budgets.host : budgets.nvme;
-}
-
 std::uint64_t parameters(const plan::Workload& workload) {
   std::uint64_t sum = 0;
   for (const plan::BlockShape& block : workload.blocks) sum += block.parameters.value();
@@ -194,6 +190,10 @@ ordered_json to_json(const plan::NextBest& next) {
 
 }  // namespace
 
+Bytes budget_of(const plan::Budgets& budgets, Tier tier) {
+  return tier == Tier::device ? budgets.device : tier == Tier::host ? budgets.host : budgets.nvme;
+}
+
 std::string_view shown_name(Lane lane, config::DeviceKind device) {
   const bool no_gpu = lane == Lane::gpu && device == config::DeviceKind::host;
   return no_gpu ? "device" : plan::name_of(lane);
@@ -230,7 +230,7 @@ std::string to_text(const PlanView& view) {
   text += cut_lines(view);
   const std::vector<plan::MemoryItem> memory = view.plan.memory();
   for (const Tier tier : kTiers) {
-    const Bytes limit = budget(view.plan.budgets, tier);
+    const Bytes limit = budget_of(view.plan.budgets, tier);
     fmt::format_to(out, "{:<10} {}{}\n", plan::name_of(tier),
                    format_bytes(plan::total(memory, tier)),
                    limit < plan::kUncounted ? fmt::format(" of {}", format_bytes(limit)) : "");
@@ -270,7 +270,7 @@ nlohmann::ordered_json to_json(const PlanView& view) {
   for (const Tier tier : kTiers) {
     nlohmann::ordered_json& entry = document["memory"][std::string(plan::name_of(tier))];
     entry["bytes"] = plan::total(memory, tier).value();
-    entry["budget"] = budget(view.plan.budgets, tier).value();
+    entry["budget"] = budget_of(view.plan.budgets, tier).value();
     for (const plan::MemoryItem& item : memory) {
       if (item.tier == tier) entry["items"][item.what] = item.bytes.value();
     }

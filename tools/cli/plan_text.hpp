@@ -24,6 +24,7 @@ struct PlanView {
 /// Returns the lane as people know it: what computes is no GPU where FWD-BWD runs on the host.
 /// Documents and metrics keep the lane's own name.
 [[nodiscard]] std::string_view shown_name(plan::Lane lane, config::DeviceKind device);
+[[nodiscard]] Bytes budget_of(const plan::Budgets& budgets, plan::Tier tier);
 /// Returns which stage of a pipeline this is, and its layers.
 [[nodiscard]] std::string stage_text(const plan::Stage& stage);
 /// Returns a rate as the plan, the live line and the report write it.

@@ -10,6 +10,7 @@
 
 #include "runtime/plan/placement/pool_table.hpp"
 #include "runtime/plan/placement/pools.hpp"
+#include "tools/cli/plan_text.hpp"
 
 namespace spillway::cli {
 namespace {
@@ -155,10 +156,6 @@ std::vector<std::pair<std::string_view, Line>> lines_of(const engine::Planned& p
     }
   }
   return lines;
-}
-
-Bytes budget_of(const plan::Budgets& budgets, Tier tier) {
-  return tier == Tier::device ? budgets.device : tier == Tier::host ? budgets.host : budgets.nvme;
 }
 
 }  // namespace
