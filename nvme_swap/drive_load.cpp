@@ -132,7 +132,20 @@ class Load {
   struct Slot {
     IoOperation operation = IoOperation::read;
     std::uint64_t offset = 0;
+    bool in_flight = false;
   };
+
+  /// Passes over blocks in flight: a slow operation may still be there when the others are round.
+  /// Of two writes of one block the older one may land last.
+  std::uint64_t take_free(Cursor& cursor) {
+    for (;;) {
+      const std::uint64_t offset = cursor.take(block_);
+      const bool taken = std::any_of(slots_.begin(), slots_.end(), [offset](const Slot& slot) {
+        return slot.in_flight && slot.offset == offset;
+      });
+      if (!taken) return offset;
+    }
+  }
 
   std::span<std::byte> memory_of(std::size_t slot) {
     return memory_.bytes().subspan(slot * block_, block_);
@@ -144,7 +157,8 @@ class Load {
         (options_.pattern == AccessPattern::mixed && std::exchange(write_next_, !write_next_));
     Slot& slot = slots_[index];
     slot = {.operation = write ? IoOperation::write : IoOperation::read,
-            .offset = (write ? writes_ : reads_).take(block_)};
+            .offset = take_free(write ? writes_ : reads_),
+            .in_flight = true};
     if (write) {
       const double begin = cpu_seconds(CLOCK_THREAD_CPUTIME_ID);
       file_.stamp(memory_of(index), slot.offset);
@@ -160,7 +174,8 @@ class Load {
   }
 
   void finish(const detail::JobOutcome& outcome) {
-    const Slot& slot = slots_[outcome.owner];
+    Slot& slot = slots_[outcome.owner];
+    slot.in_flight = false;
     if (outcome.failure) {
       throw Error(ErrorCode::io_error,
                   fmt::format("{} of {} bytes at offset {} of the scratch file: {}",

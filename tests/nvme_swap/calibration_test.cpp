@@ -46,6 +46,17 @@ TEST_P(DriveLoadTest, MovesWhatItSaysAndKeepsTheFileWhole) {
   EXPECT_TRUE(std::filesystem::is_empty(scratch_.path())) << "the file has a name";
 }
 
+// Every block of the file is in flight, so that the next one is often still on its way.
+TEST_P(DriveLoadTest, NeverHasTwoWritesOfABlockInFlight) {
+  DriveFile file(scratch_.path(), 2_MiB);
+  static_cast<void>(run_load(file, {.pattern = AccessPattern::write,
+                                    .engine = GetParam(),
+                                    .queue_depth = 128,
+                                    .block = 16_KiB,
+                                    .duration = milliseconds{300}}));
+  verify_all(file, GetParam());
+}
+
 TEST_P(DriveLoadTest, NoticesOneWrongByte) {
   PageBuffer page(kPageBytes);
   const off_t offset = 37 * kPageBytes;
