@@ -104,6 +104,15 @@ __device__ inline Pack<kPack> load_words(const T* p) {
   return result;
 }
 
+/// An assignment becomes four stores, and CUDA's __stwb faults in shared memory, where sums of a team
+/// may lie: it stores to global addresses alone.
+__device__ inline void store_word(uint4* p, const std::uint32_t (&part)[4]) {
+  asm volatile("st.v4.u32 [%0], {%1, %2, %3, %4};"
+               :
+               : "l"(p), "r"(part[0]), "r"(part[1]), "r"(part[2]), "r"(part[3])
+               : "memory");
+}
+
 template <class T>
 __device__ inline void store_words(T* p, const Pack<kPack>& values) {
   constexpr unsigned kInWord = kWordBytes / sizeof(T);
@@ -119,8 +128,7 @@ __device__ inline void store_words(T* p, const Pack<kPack>& values) {
         part[j] = narrow_two<T>(lane[2 * j], lane[2 * j + 1]);
       }
     }
-    // The compiler splits an assignment into four stores.
-    __stwb(reinterpret_cast<uint4*>(p) + i, make_uint4(part[0], part[1], part[2], part[3]));
+    store_word(reinterpret_cast<uint4*>(p) + i, part);
   }
 }
 
