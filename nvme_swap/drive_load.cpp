@@ -96,12 +96,13 @@ class Load {
     }
     const std::span<std::byte> all = memory_.bytes();
     const std::array<std::span<std::byte>, 1> buffers{all};
-    engine_ = make_engine(
-        options.engine,
-        {.files = descriptors_,
-         .queue_depth = options.queue_depth,
-         .buffers = options.registered_buffers ? std::span(buffers) : std::span(buffers).first(0),
-         .uring = options.uring});
+    const EngineOptions engine_options{
+        .files = descriptors_,
+        .queue_depth = options.queue_depth,
+        .buffers = options.registered_buffers ? std::span(buffers) : std::span(buffers).first(0),
+        .uring = options.uring};
+    engine_ = make_engine(options.engine, engine_options);
+    if (options.adapt) engine_ = options.adapt(std::move(engine_), engine_options);
     transfers_.emplace(*engine_, options.queue_depth, block_, options.queue_depth);
     result_.engine = engine_->name();
     result_.abilities = engine_->abilities();

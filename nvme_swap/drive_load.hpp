@@ -6,6 +6,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -68,6 +70,8 @@ struct LoadOptions {
   std::chrono::milliseconds duration{500};
   bool verify = true;  ///< what is read, while it is read
   bool registered_buffers = true;
+  /// Puts an adaptor around the engine; for tests.
+  std::function<std::unique_ptr<IoEngine>(std::unique_ptr<IoEngine>, const EngineOptions&)> adapt{};
 };
 
 struct LoadResult {
