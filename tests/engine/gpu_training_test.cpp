@@ -40,12 +40,14 @@ class GpuTraining : public testing::TestWithParam<DType> {};
 TEST_P(GpuTraining, LossesFollowTheHostBackends) {
   TrainingHarness harness(small_llama());
   config::TrainOptions options = small_options(GetParam());
+  // At 3e-3 the host's own losses move by 5 % where only the rounding differs, at 1e-3 by 0.04 %.
+  options.schedule.peak_lr = 1e-3;
   const Outcome device = harness.train(options, kSteps);
   options.device = config::DeviceKind::host;
   const Outcome host = harness.train(options, kSteps);
   // Sums in another order: fp32 differs in the last bits of each product; bf16 rounds every
   // activation to 8 bits, 2^-9 of it either way. Both grow with the steps.
-  const double bound = GetParam() == DType::fp32 ? 1e-4 : 1e-2;
+  const double bound = GetParam() == DType::fp32 ? 1e-4 : 2e-3;
   for (std::size_t step = 0; step < device.losses.size(); ++step) {
     EXPECT_NEAR(device.losses[step], host.losses[step], bound * host.losses[step]) << step;
   }

@@ -69,10 +69,12 @@ class TensorParts : public testing::TestWithParam<DType> {
   }
 
   /// A softmax does not see what all keys have in common, so that sums over keys nearly cancel, and
-  /// roundings weigh more in them: 3.4e-6 was seen on an AMD Zen 4.
+  /// roundings weigh more in them: 3.4e-6 was seen on an AMD Zen 4, 5.2e-2 in bf16 and 9.0e-3 in
+  /// fp16 on an H100.
   [[nodiscard]] static double tolerance_of(std::string_view tensor) {
     const bool cancels = tensor.ends_with("k_proj.bias") || tensor.ends_with("k_norm.weight");
-    return tolerance() * (cancels && GetParam() == DType::fp32 ? 5 : 1);
+    if (!cancels) return tolerance();
+    return tolerance() * (GetParam() == DType::fp32 ? 5 : 2);
   }
 };
 
