@@ -136,8 +136,8 @@ class Load {
     bool in_flight = false;
   };
 
-  /// Passes over blocks in flight: a slow operation may still be there when the others are round.
-  /// Of two writes of one block the older one may land last.
+  /// Offset of the next block that is not in flight. When the others come round, a slow operation
+  /// may still be there, and of two writes of one block the older one may land last.
   std::uint64_t take_free(Cursor& cursor) {
     for (;;) {
       const std::uint64_t offset = cursor.take(block_);
