@@ -45,9 +45,15 @@ class WorkerPool::Implementation {
         wake_(options.wake),
         ring_(std::bit_ceil(std::max<std::size_t>(options.queue_depth, 1))),
         arena_(detail::spread_over_nodes(read_topology(), threads_, options.binding)),
-        dispatcher_(start_thread("updates", [this] {
-          arena_.enter([](void* self) { static_cast<Implementation*>(self)->run_tasks(); }, this);
-        })) {}
+        dispatcher_(start_thread("updates", [this] { dispatch(); })) {
+    Lock lock(mutex_);
+    while (!entered_ && failure_ == nullptr) finished_changed_.wait(lock);
+    if (entered_) return;
+    const std::exception_ptr failure = failure_;
+    lock.unlock();
+    dispatcher_.join();
+    std::rethrow_exception(failure);
+  }
 
   ~Implementation() {
     {
@@ -157,9 +163,22 @@ class WorkerPool::Implementation {
     return static_cast<std::int32_t>(finished_ - number) > 0;
   }
 
-  void run_tasks() {
+  /// The body of the dispatcher. oneTBB may lack memory to let it in: the constructor throws that.
+  void dispatch() {
+    try {
+      arena_.enter([](void* self) { static_cast<Implementation*>(self)->run_tasks(); }, this);
+    } catch (...) {
+      const Lock lock(mutex_);
+      failure_ = std::current_exception();
+    }
+    finished_changed_.notify_all();
+  }
+
+  void run_tasks() noexcept {
     dispatcher_id_.store(std::this_thread::get_id(), std::memory_order_relaxed);
     Lock lock(mutex_);
+    entered_ = true;
+    finished_changed_.notify_all();
     while (true) {
       while (!stopping_ && submitted_ == finished_) submitted_changed_.wait(lock);
       if (submitted_ == finished_) return;
@@ -193,6 +212,8 @@ class WorkerPool::Implementation {
   std::uint32_t submitted_ SPILLWAY_GUARDED_BY(mutex_) = 0;
   std::uint32_t finished_ SPILLWAY_GUARDED_BY(mutex_) = 0;
   bool stopping_ SPILLWAY_GUARDED_BY(mutex_) = false;
+  bool entered_ SPILLWAY_GUARDED_BY(mutex_) = false;        ///< the arena, by the dispatcher
+  std::exception_ptr failure_ SPILLWAY_GUARDED_BY(mutex_);  ///< of entering it
 
   std::atomic<std::thread::id> dispatcher_id_;
   detail::Arena arena_;

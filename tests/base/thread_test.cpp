@@ -1,19 +1,14 @@
 #include "runtime/base/thread.hpp"
 
 #include <gtest/gtest.h>
-#include <linux/filter.h>
-#include <linux/seccomp.h>
-#include <sys/prctl.h>
-#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <array>
 #include <cerrno>
-#include <cstddef>
 #include <string>
 
 #include "runtime/base/error.hpp"
+#include "tests/support/refused_threads.hpp"
 
 namespace spillway::thread_test {
 namespace {
@@ -24,26 +19,12 @@ TEST(StartThread, DoesTheWork) {
   EXPECT_TRUE(done);
 }
 
-/// From here on this process starts no thread; there is no way back.
-bool refuse_threads() {
-  std::array<sock_filter, 5> program{{
-      {BPF_LD | BPF_W | BPF_ABS, 0, 0, offsetof(seccomp_data, nr)},
-      {BPF_JMP | BPF_JEQ | BPF_K, 1, 0, SYS_clone3},
-      {BPF_JMP | BPF_JEQ | BPF_K, 0, 1, SYS_clone},
-      {BPF_RET | BPF_K, 0, 0, SECCOMP_RET_ERRNO | EAGAIN},
-      {BPF_RET | BPF_K, 0, 0, SECCOMP_RET_ALLOW},
-  }};
-  const sock_fprog filter{.len = program.size(), .filter = program.data()};
-  return ::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
-         ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) == 0;
-}
-
 TEST(StartThread, NamesTheThreadThatCannotStart) {
   constexpr int kPassed = 7;
   constexpr int kNoFilters = 8;
   const pid_t child = ::fork();
   if (child == 0) {
-    if (!refuse_threads()) ::_exit(kNoFilters);
+    if (!test_support::refuse_threads()) ::_exit(kNoFilters);
     try {
       start_thread("compute", [] {}).join();
     } catch (const Error& error) {

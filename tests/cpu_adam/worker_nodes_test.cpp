@@ -2,6 +2,7 @@
 #include "cpu_adam/detail/worker_nodes.hpp"
 
 #include <sched.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
@@ -136,12 +137,14 @@ TEST(WorkerNodes, AFailureOnAnotherNodeIsRethrownAndTheNextRoundRuns) {
   EXPECT_EQ(context.calls, 2);
 }
 
-thread_local int until_refused = -1;  // allocations of oneTBB's; below 0: none is refused
+thread_local int until_refused = -1;           // allocations of oneTBB's; below 0: none is refused
+std::atomic<bool> others_are_refused = false;  // to threads but the one of main
 
 // oneTBB finds no library for its memory in this program, and so takes it from memalign.
 extern "C" void* dlopen(const char* /*path*/, int /*mode*/) noexcept { return nullptr; }
 extern "C" void* memalign(std::size_t alignment, std::size_t size) noexcept {
   if (until_refused >= 0 && until_refused-- == 0) return nullptr;
+  if (others_are_refused && ::gettid() != ::getpid()) return nullptr;
   return std::aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment);
 }
 
@@ -202,6 +205,17 @@ TEST(WorkerNodes, AFailureToHandOutWorkIsThrownOnceTheRestIsOver) {
     fails = round.get();
   }
   EXPECT_GT(failures, 1);
+}
+
+// The first allocation only: of later ones oneTBB 2021.8 frees what it has not set.
+TEST(WorkerNodes, AFailureOfAPoolsThreadToEnterIsThrownByThePool) {
+  others_are_refused = true;
+  EXPECT_THROW(WorkerPool({.threads = 1}), std::bad_alloc);
+  others_are_refused = false;
+  WorkerPool pool({.threads = 1});
+  bool ran = false;
+  pool.submit([&ran] { ran = true; }).wait();
+  EXPECT_TRUE(ran);
 }
 
 TEST(WorkerNodes, ThreadGetsItsOwnBindingBack) {

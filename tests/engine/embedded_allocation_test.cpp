@@ -1,4 +1,4 @@
-// Steps in which the system refuses memory.
+// Trainers and steps for which the system refuses memory.
 #include "runtime/base/error.hpp"
 #include "tests/engine/embedded_fixture.hpp"
 #include "tests/support/allocation_counter.hpp"
@@ -44,6 +44,28 @@ TEST_F(EmbeddedTrainerTest, AStepThatLacksMemoryIsMadeAgainOrNeverMore) {
     }
   }
   EXPECT_GT(again, 5);
+}
+
+TEST_F(EmbeddedTrainerTest, ATrainerThatLacksMemoryIsNotMadeAndTheNextOneIs) {
+  if (!AllocationCounter::works()) GTEST_SKIP() << "a sanitizer owns operator new";
+  const EmbeddedOptions options = options_for();
+  const auto starts = model_.starts(options.dtype);
+  const std::vector<EmbeddedParameter> parameters = model_.parameters(starts);
+  int refused = 0;
+  for (int successes = 0;; ++successes) {
+    SCOPED_TRACE(successes);
+    FailingAllocation fault(successes);
+    fault.watch(true);
+    try {
+      const EmbeddedTrainer trainer(options, parameters);
+      fault.watch(false);
+    } catch (const std::bad_alloc&) {
+      ++refused;
+    }
+    if (!fault.has_failed()) break;
+  }
+  EXPECT_GT(refused, 500);
+  EXPECT_EQ(train(*make(options), 1, 2), train(*make(options), 1, 2));
 }
 
 }  // namespace

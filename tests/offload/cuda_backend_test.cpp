@@ -3,12 +3,15 @@
 #include "offload/cuda/cuda_backend.hpp"
 
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "offload/cuda/detail/pinned_memory.hpp"
 #include "runtime/base/memory_budget.hpp"
 #include "tests/offload/cuda_step_rules.hpp"
 #include "tests/offload/device_backend_fixture.hpp"
 #include "tests/offload/fake_cuda.hpp"
+#include "tests/support/refused_threads.hpp"
 
 namespace spillway::offload::cuda_backend_test {
 namespace {
@@ -177,6 +180,28 @@ TEST(CudaBackend, ALargePinnedBufferReadsZeroFromEndToEnd) {
   const PinnedMemory memory(*large, Bytes{(200U << 20) + 5});
   EXPECT_TRUE(
       std::ranges::all_of(memory.host(), [](std::byte byte) { return byte == std::byte{0}; }));
+}
+
+TEST(CudaBackend, ALargePinnedBufferNeedsNoMoreThreads) {
+  constexpr int kPassed = 7;
+  constexpr int kNoFilters = 8;
+  const pid_t child = ::fork();
+  if (child == 0) {
+    if (!test_support::refuse_threads()) ::_exit(kNoFilters);
+    try {
+      const auto large = cuda::make_backend(std::make_unique<FakeCuda>(),
+                                            {.device_capacity = 1_MiB, .pinned_capacity = 128_MiB});
+      const PinnedMemory memory(*large, 128_MiB);
+      ::_exit(memory.host().back() == std::byte{0} ? kPassed : 1);
+    } catch (const std::exception&) {
+      ::_exit(1);
+    }
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  ASSERT_TRUE(WIFEXITED(status)) << "ended by signal " << WTERMSIG(status);
+  if (WEXITSTATUS(status) == kNoFilters) GTEST_SKIP() << "this kernel has no seccomp filters";
+  EXPECT_EQ(WEXITSTATUS(status), kPassed);
 }
 
 TEST(CudaBackend, WorkThatFailedOnTheGpuIsToldByTheEventAfterIt) {

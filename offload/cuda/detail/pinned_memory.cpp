@@ -11,6 +11,7 @@
 #include <chrono>
 #include <climits>
 #include <cstring>
+#include <exception>
 #include <thread>
 #include <vector>
 
@@ -58,12 +59,16 @@ void touch(std::byte* address, std::size_t size) {
           ? 1
           : std::clamp<std::size_t>(std::thread::hardware_concurrency(), 1, kTouchThreads);
   const std::size_t part = round_up((size + threads - 1) / threads, kLargeBytes / kTouchThreads);
-  std::vector<std::thread> helpers;
+  std::vector<std::jthread> helpers;
   for (std::size_t first = part; first < size; first += part) {
-    helpers.emplace_back(touch_range, address + first, std::min(part, size - first));
+    const std::size_t count = std::min(part, size - first);
+    try {
+      helpers.emplace_back(touch_range, address + first, count);
+    } catch (const std::exception&) {  // the system has no thread, or no memory for one
+      touch_range(address + first, count);
+    }
   }
   touch_range(address, std::min(part, size));
-  for (std::thread& helper : helpers) helper.join();
 }
 
 void unregister_pieces(CudaApi& api, std::byte* address, std::size_t size, std::size_t piece) {

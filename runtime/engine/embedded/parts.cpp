@@ -50,14 +50,16 @@ EngineSetup engine_setup(const EmbeddedOptions& options, const EmbeddedLayout& l
   const plan::Placement placement = embedded_placement(options, layout);
   const EmbeddedNeeds needs = needs_of(options, layout, placement);
   check_memory(options, needs);
-  return {.config = {},
-          .plan = {.options = train_options(options),
-                   .workload = layout.workload,
-                   .budgets = needs.total(),
-                   .placement = placement},
-          .store = {.options = state_store(options)},
-          .foreign = ForeignPasses{.framework = framework, .groups = layout.groups},
-          .shared = {.parameters = options.parameter_pages, .frozen = options.frozen_pages}};
+  // GCC 12 destroys a part of bare braces twice if a later one throws, so each has its type.
+  return {
+      .config = model::ModelConfig{},
+      .plan = Planned{.options = train_options(options),
+                      .workload = layout.workload,
+                      .budgets = needs.total(),
+                      .placement = placement},
+      .store = StateStore{.options = state_store(options)},
+      .foreign = ForeignPasses{.framework = framework, .groups = layout.groups},
+      .shared = SharedPools{.parameters = options.parameter_pages, .frozen = options.frozen_pages}};
 }
 
 void attempt(const auto& call) noexcept {
