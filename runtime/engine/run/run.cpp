@@ -112,14 +112,14 @@ Run RunPreparation::prepare() {
 
   prepare_state(ranks_, claim_, options.nvme);
   note(claim_.take_notes());
-  const EngineSetup setup = plan(share, config, model);
+  EngineSetup setup = plan(share, config, model);
   return {.share = std::move(share),
           .data = std::move(data),
           .sampler = sampler,
           .steps = steps,
           .config = std::move(config),
           .measured_products = measured,
-          .trainer = {setup, std::move(model)}};
+          .trainer = {std::move(setup), std::move(model)}};
 }
 
 void RunPreparation::note(const std::vector<std::string>& lines) const {

@@ -46,10 +46,8 @@ void check_ranks(const EngineSetup& setup, const RankGroups& ranks) {
 
 }  // namespace
 
-StepEngine::StepEngine(const EngineSetup& setup, const ModelRuntime& model)
-    : StepEngine(setup, model, plan::make_pools(setup.plan.workload, setup.plan.placement)) {}
-
-StepEngine::StepEngine(EngineSetup setup, const ModelRuntime& model, plan::Pools pools)
+StepEngine::StepEngine(EngineSetup setup, const ModelRuntime& model,
+                       std::optional<plan::Pools> pools)
     : setup_(std::move(setup)),
       ranks_(setup_.ranks == nullptr ? alone_ : *setup_.ranks),
       backend_(make_backend(options(), setup_.plan.budgets, &wake_)),
@@ -57,7 +55,9 @@ StepEngine::StepEngine(EngineSetup setup, const ModelRuntime& model, plan::Pools
       constants_(make_constants(model.transformer.get(), *backend_, *streams_->upload)),
       device_math_(make_device_math(options(), *streams_->compute)),
       slots_(workload(), placement()),
-      memory_(std::make_unique<Memory>(std::move(pools), *backend_, setup_.shared)) {
+      memory_(std::make_unique<Memory>(
+          pools ? std::move(*pools) : plan::make_pools(workload(), placement()), *backend_,
+          setup_.shared)) {
   check_ranks(setup_, ranks_);
   if (!ranks_.alone()) ranks_.host(RankGroups::Group::job)->wake_with(&wake_);
   if (model.ops != nullptr) model.ops->bind_stream(streams_->compute->native());

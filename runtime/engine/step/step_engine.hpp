@@ -53,11 +53,11 @@ struct EngineSetup {
 
 class StepEngine {
  public:
-  /// Allocates everything that the placement names. `model` outlives this object; it is empty where
-  /// another framework runs the passes.
-  StepEngine(const EngineSetup& setup, const ModelRuntime& model);
-  /// Allocates these pools alone; the plans that it runs need no others.
-  StepEngine(EngineSetup setup, const ModelRuntime& model, plan::Pools pools);
+  /// Allocates these pools, which are all that its plans need; absent: everything that the
+  /// placement names. `model` outlives this object; it is empty where another framework runs the
+  /// passes.
+  StepEngine(EngineSetup setup, const ModelRuntime& model,
+             std::optional<plan::Pools> pools = std::nullopt);
   StepEngine(const StepEngine&) = delete;
   StepEngine& operator=(const StepEngine&) = delete;
   ~StepEngine();
