@@ -62,7 +62,7 @@ class StepEngine {
   StepEngine& operator=(const StepEngine&) = delete;
   ~StepEngine();
 
-  [[nodiscard]] const EngineSetup& setup() const { return setup_; }
+  [[nodiscard]] const model::ModelConfig& model_config() const { return setup_.config; }
   [[nodiscard]] const Planned& plan() const { return setup_.plan; }
   [[nodiscard]] const config::TrainOptions& options() const { return plan().options; }
   [[nodiscard]] const plan::Workload& workload() const { return plan().workload; }
@@ -78,7 +78,8 @@ class StepEngine {
   [[nodiscard]] const StateSlots& slots() const { return slots_; }
   [[nodiscard]] Memory& memory() { return *memory_; }
   [[nodiscard]] const Memory& memory() const { return *memory_; }
-  /// Returns the store of the state, or null.
+  /// Returns where the state is kept, and the store that is open there, or null.
+  [[nodiscard]] const StateStore& state_store() const { return setup_.store; }
   [[nodiscard]] nvme_swap::TileStore* store() const { return store_.get(); }
   [[nodiscard]] OpActions& actions() const { return *actions_; }
   /// Returns where the tokens of a pass lie on the host.
