@@ -56,7 +56,7 @@ EngineSetup engine_setup(const EmbeddedOptions& options, const EmbeddedLayout& l
                    .budgets = needs.total(),
                    .placement = placement},
           .store = {.options = state_store(options)},
-          .foreign = ForeignPasses{.framework = framework, .groups = layout.groups},
+          .external = ExternalModel{.framework = framework, .groups = layout.groups},
           .shared = {.parameters = options.parameter_pages, .frozen = options.frozen_pages}};
 }
 

@@ -255,7 +255,7 @@ MachinePart RunPreparation::part(const MachineShare& share) const {
 /// Makes the model again if the plan bounds its gradients of scores.
 EngineSetup RunPreparation::plan(const TakenShare& share, RunConfig& config, ModelRuntime& model) {
   const Note note = [this](const std::string& text) { observer_.noted(text); };
-  // Ranks sharing cores measure simultaneously, so do not report each other as foreign load.
+  // Ranks sharing cores measure simultaneously, so do not report each other as other load.
   const bool own_cores = ranks_.alone() || share.binding->holds();
   RunMachine machine({.config = config.model,
                       .part = part(share.share),

@@ -29,7 +29,7 @@ offload::DeviceMemory make_constants(model::Transformer* transformer,
 }
 
 std::vector<BlockGroups> groups_of(const EngineSetup& setup, const ModelRuntime& model) {
-  if (setup.foreign) return setup.foreign->groups;
+  if (setup.external) return setup.external->groups;
   SPILLWAY_ASSERT(model.transformer != nullptr);
   return decay_groups(model.transformer->layout(), setup.plan.workload, setup.plan.options.decay);
 }
@@ -79,7 +79,7 @@ StepEngine::StepEngine(EngineSetup setup, const ModelRuntime& model,
                   .kernel = update_kernel(options(), workload()),
                   .update_prefetch = setup_.update_prefetch,
                   .groups = groups_of(setup_, model),
-                  .framework = setup_.foreign ? &setup_.foreign->framework : nullptr,
+                  .framework = setup_.external ? &setup_.external->framework : nullptr,
                   .ranks = ranks_});
 }
 

@@ -35,7 +35,7 @@ struct StateStore {
 
 /// Another framework that runs the passes, and the parameter groups by block, which no model gives
 /// there.
-struct ForeignPasses {
+struct ExternalModel {
   ExternalFramework& framework;  ///< outlives the engine
   std::vector<BlockGroups> groups;
 };
@@ -45,10 +45,10 @@ struct EngineSetup {
   model::ModelConfig config;  ///< empty where another framework runs the passes
   Planned plan;
   StateStore store{};
-  std::optional<ForeignPasses> foreign{};  ///< absent: a model runs the passes
-  std::size_t update_prefetch = 0;         ///< the updates' software prefetch distance
-  SharedPools shared{};                    ///< pools in memory of several processes
-  RankGroups* ranks = nullptr;             ///< outlives the engine; null: this rank is alone
+  std::optional<ExternalModel> external{};  ///< absent: a model runs the passes
+  std::size_t update_prefetch = 0;          ///< the updates' software prefetch distance
+  SharedPools shared{};                     ///< pools in memory of several processes
+  RankGroups* ranks = nullptr;              ///< outlives the engine; null: this rank is alone
 };
 
 class StepEngine {
