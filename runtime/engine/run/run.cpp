@@ -12,6 +12,7 @@
 #include "runtime/base/cuda_library_directories.hpp"
 #include "runtime/config/schedule.hpp"
 #include "runtime/engine/device/compute_device.hpp"
+#include "runtime/engine/device/model_runtime.hpp"
 #include "runtime/engine/machine/own_machine.hpp"
 #include "runtime/engine/prepare/automatic.hpp"
 #include "runtime/engine/prepare/budgets.hpp"
