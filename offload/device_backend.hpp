@@ -69,7 +69,7 @@ struct Capabilities {
 
 /// Borrows a stream or an event of somebody else's, in the device library's own handle
 /// (cudaStream_t, cudaEvent_t).
-struct ForeignWork {
+struct ExternalWork {
   enum class Kind : std::uint8_t {
     none,    ///< there is nothing to wait for
     stream,  ///< what the stream holds so far; null is CUDA's default stream of the device
@@ -89,7 +89,7 @@ class SharedDevice {
   virtual void check_memory(DeviceSpan<const std::byte> memory) = 0;
   /// Records `event` behind `work`, never `none`. Does not block. No two calls record the same
   /// event at once. Throws `Error{not_supported}` for a stream that is captured into a graph.
-  virtual void record_behind(const ForeignWork& work, Event& event) = 0;
+  virtual void record_behind(const ExternalWork& work, Event& event) = 0;
 };
 
 class DeviceBackend {

@@ -5,7 +5,7 @@
 //
 // With `EmbeddedOptions::device` cuda the framework computes on a GPU: parameters, or the units
 // that are entered, are in its memory, and gradients are taken from there. Calls then take the work
-// of the framework that ours has to follow, as a stream or an event (offload::ForeignWork). What
+// of the framework that ours has to follow, as a stream or an event (offload::ExternalWork). What
 // they return from is over: work that the framework launches afterwards has to wait for nothing.
 //
 // Threads: `add_gradient` and `wait` may be called by any number of threads, one at a time for one
@@ -139,13 +139,13 @@ struct EmbeddedStep {
   /// The global norm, the divisor applied, where other trainers have a part of the gradients.
   /// Absent: the norm of this trainer's gradients.
   std::optional<double> grad_norm{};
-  offload::ForeignWork readers{};  ///< may still read parameters on the device
+  offload::ExternalWork readers{};  ///< may still read parameters on the device
 };
 
 /// A gradient in the memory of the device.
 struct DeviceGradient {
   offload::DeviceSpan<const std::byte> values;  ///< [elements] of the dtype
-  offload::ForeignWork ready{};                 ///< makes it
+  offload::ExternalWork ready{};                ///< makes it
 };
 
 struct EmbeddedResult {
@@ -205,7 +205,7 @@ class EmbeddedTrainer {
   /// Makes the master follow `values` that the framework has written; the moments stay. `writers`:
   /// work that may still be writing them. Throws `Error{invalid_argument}` where nobody has waited
   /// for a deferred update, which may have overwritten them.
-  void take_values(std::uint32_t parameter, const offload::ForeignWork& writers = {},
+  void take_values(std::uint32_t parameter, const offload::ExternalWork& writers = {},
                    TakenValues which = TakenValues::all);
   /// Forgets what is uploaded ahead, after the framework has written `values` of streamed
   /// parameters: passes that begin from now on read them. Masters stay until `take_values`.
@@ -226,7 +226,7 @@ class EmbeddedTrainer {
   /// Ends the pass: another unit may take the memory of its parameters once `readers` have ended.
   /// Leave a pass that has failed, too: until then calls that end passes, or begin others, throw
   /// `Error{invalid_argument}`.
-  void leave(std::uint32_t unit, const offload::ForeignWork& readers = {});
+  void leave(std::uint32_t unit, const offload::ExternalWork& readers = {});
 
   /// Frees all memory of the device, between steps, for a program that needs it meanwhile, once
   /// `users` have ended. Until `resume_device`, `values` and `frozen_values` are in host memory,
@@ -234,7 +234,7 @@ class EmbeddedTrainer {
   /// that need the device throw `Error{invalid_argument}`: passes, gradients, steps and `load`.
   /// Throws `std::bad_alloc`, and has changed nothing, where frozen tensors that stay on the device
   /// have no room on the host. Nothing happens if the memory is free.
-  void release_device(const offload::ForeignWork& users = {});
+  void release_device(const offload::ExternalWork& users = {});
   /// Takes as much memory again, at other addresses, and brings back what `values` and
   /// `frozen_values` are by now. Throws `Error{out_of_memory}`, and has taken nothing, where the
   /// device lacks memory; it can be called again then. Nothing happens if the memory is there.

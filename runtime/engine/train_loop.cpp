@@ -10,7 +10,6 @@
 #include <utility>
 
 #include "runtime/base/error.hpp"
-#include "runtime/engine/planned_run.hpp"
 #include "runtime/engine/prepare/resolve.hpp"
 #include "runtime/engine/prepare/workload.hpp"
 #include "runtime/engine/report/metrics_log.hpp"
@@ -21,9 +20,9 @@
 #include "runtime/engine/run/job_start.hpp"
 #include "runtime/engine/run/kept_checkpoints.hpp"
 #include "runtime/engine/run/reader.hpp"
+#include "runtime/engine/run/run.hpp"
 #include "runtime/engine/run/start_values.hpp"
 #include "runtime/engine/run/tokenizer.hpp"
-#include "runtime/engine/training/trainer.hpp"
 #include "runtime/model/hf/checkpoint.hpp"
 #include "runtime/plan/predict/flops.hpp"
 
@@ -35,23 +34,22 @@ bool is_run(const std::filesystem::path& path) { return holds_run(RunDirectory(p
 /// The steps of one run, with what surrounds them.
 class TrainLoop {
  public:
-  /// All references outlive this object.
-  TrainLoop(const TrainRequest& request, RankGroups& ranks, RunClaim& claim, PlannedRun planned,
+  /// All references outlive this object. `claim` is that of the request.
+  TrainLoop(const TrainRequest& request, RankGroups& ranks, RunClaim& claim,
             TrainObserver& observer, const std::atomic<int>& interrupt)
       : request_(request),
         ranks_(ranks),
         claim_(claim),
         observer_(observer),
         interrupt_(interrupt),
-        run_(std::move(planned.opened)),
-        trainer_(planned.setup, std::move(planned.model)) {}
+        run_(prepare_run(request, ranks, claim, observer)) {}
 
   /// Records the run, and gives a new one its state. Nothing else of this object is called before.
   void begin();
   TrainReport run();
 
  private:
-  [[nodiscard]] const Planned& plan() const { return trainer_.engine().plan(); }
+  [[nodiscard]] const Planned& plan() const { return run_.trainer.engine().plan(); }
   void note_stale_weights();
   void initialize();
   void start_from_run();
@@ -79,8 +77,7 @@ class TrainLoop {
   RunClaim& claim_;
   TrainObserver& observer_;
   const std::atomic<int>& interrupt_;
-  OpenedRun run_;
-  Trainer trainer_;
+  Run run_;
   std::optional<KeptCheckpoints> checkpoints_;
   std::optional<MetricsLog> metrics_;
   std::optional<Monitors> monitors_;
@@ -99,7 +96,7 @@ void TrainLoop::begin() {
                                                 .save_every = plan().options.save_every,
                                                 .keep = plan().options.keep,
                                                 .part = claim_.manifest().part});
-  checkpoints_->check_space(trainer_.engine().store()->layout());
+  checkpoints_->check_space(run_.trainer.engine().store()->layout());
   record(ranks_, claim_, run_.config);
   if (!resumes && request_.from && is_run(*request_.from)) {
     start_from_run();
@@ -107,12 +104,12 @@ void TrainLoop::begin() {
     initialize();
   }
   open_metrics();
-  trace_.emplace(trainer_.cycle().lists().most_ops());
-  uses_.reserve(trainer_.most_results());
+  trace_.emplace(run_.trainer.cycle().lists().most_ops());
+  uses_.reserve(run_.trainer.most_results());
   observer_.planned({.plan = plan(),
-                     .step = trainer_.cycle().lists().step_plan(),
+                     .step = run_.trainer.cycle().lists().step_plan(),
                      .steps = run_.steps,
-                     .first_step = trainer_.state().step + 1,
+                     .first_step = run_.trainer.state().step + 1,
                      .measured_products = run_.measured_products,
                      .shares = run_.share.shown,
                      .device_name = run_.config.device.name,
@@ -121,7 +118,8 @@ void TrainLoop::begin() {
   claim_.keep();
   if (plan().workload.stage.stays_full()) note_stale_weights();
   if (!ranks_.leads()) return;
-  monitors_.emplace(plan().options, run_.replicas.count, request_.run, trainer_.state().step,
+  monitors_.emplace(plan().options, plan().workload.replicas.count, request_.run,
+                    run_.trainer.state().step,
                     [this](const std::string& text) { observer_.noted(text); });
 }
 
@@ -129,11 +127,11 @@ void TrainLoop::note_stale_weights() {
   observer_.noted(
       "with stale weights this run cannot be resumed once it has ended; a new run --from it "
       "begins with its newest weights");
-  if (trainer_.most_results() > 1) {
+  if (run_.trainer.most_results() > 1) {
     observer_.noted(
         fmt::format("the stages meet after every {} steps, and tell losses and norms then; set "
                     "spillway.pipeline_meet_every to hear of them earlier",
-                    trainer_.most_results()));
+                    run_.trainer.most_results()));
   }
 }
 
@@ -145,12 +143,12 @@ void TrainLoop::initialize() {
     made = initial_parameters(request_, run_.config.model, layout, plan().options.seed);
   }
   const model::ParameterSource& source = made ? *made : *request_.initial;
-  trainer_.cycle().initialize(HeldParameters(source, layout, plan().options.compute));
+  run_.trainer.cycle().initialize(HeldParameters(source, layout, plan().options.compute));
 }
 
 void TrainLoop::open_metrics() {
   if (!ranks_.leads()) return;
-  metrics_.emplace(claim_.run().metrics(), trainer_.state().step);
+  metrics_.emplace(claim_.run().metrics(), run_.trainer.state().step);
   if (metrics_->damaged() > 0) {
     observer_.noted(fmt::format("{}: {} lines that could not be read were dropped",
                                 claim_.run().metrics().string(), metrics_->damaged()));
@@ -169,33 +167,33 @@ void TrainLoop::start_from_run() {
     if (may_exceed && ranks_.leads()) {
       HeldParameters(reader, reader.layout(), now).check_all();
     }
-    trainer_.cycle().adopt(reader.saved());
+    run_.trainer.cycle().adopt(reader.saved());
   });
-  check_same_step(ranks_, *request_.from, StepIndex{trainer_.state().step});
+  check_same_step(ranks_, *request_.from, StepIndex{run_.trainer.state().step});
 }
 
 /// Files can be removed while they are open.
 void TrainLoop::check_present() const {
   claim_.check_present();
-  trainer_.engine().store()->check_present();
+  run_.trainer.engine().store()->check_present();
   if (metrics_) metrics_->check_present();
 }
 
 /// Checks again, once the commit is durable, the files that it relies on.
 void TrainLoop::note_commit() {
-  if (trainer_.cycle().commits().committed_step() == noted_commit_) return;
-  noted_commit_ = trainer_.cycle().commits().committed_step();
+  if (run_.trainer.cycle().commits().committed_step() == noted_commit_) return;
+  noted_commit_ = run_.trainer.cycle().commits().committed_step();
   check_present();
   claim_.note_commit();
 }
 
 void TrainLoop::finish_save() {
-  const auto saved = checkpoints_->finish(trainer_, run_.config);
+  const auto saved = checkpoints_->finish(run_.trainer, run_.config);
   if (saved) observer_.saved(saved->step, saved->directory);
 }
 
 void TrainLoop::save_if_due() {
-  if (checkpoints_->due(trainer_.state().step)) checkpoints_->start(trainer_);
+  if (checkpoints_->due(run_.trainer.state().step)) checkpoints_->start(run_.trainer);
   finish_save();
 }
 
@@ -208,12 +206,12 @@ bool TrainLoop::evaluation_due(std::uint64_t step) const {
 /// Adds it to the last line of the metrics, if that lacks it: after the step, or
 /// where the process was killed between the evaluation's commit and its line.
 void TrainLoop::evaluate_if_due() {
-  const std::uint64_t step = trainer_.state().step;
+  const std::uint64_t step = run_.trainer.state().step;
   if (!evaluation_due(step)) return;
   const bool lacks = metrics_ && metrics_->can_amend();
   if (!ranks_.first(lacks)) return;
-  if (metrics_ && trainer_.cycle().commits().due_to_evaluate()) metrics_->synchronize();
-  const Evaluation evaluation = trainer_.evaluate(*run_.data.validation);
+  if (metrics_ && run_.trainer.cycle().commits().due_to_evaluate()) metrics_->synchronize();
+  const Evaluation evaluation = run_.trainer.evaluate(*run_.data.validation);
   note_commit();
   if (metrics_) metrics_->amend(evaluation.loss);
   if (monitors_) monitors_->append(step, evaluation);
@@ -238,16 +236,16 @@ void TrainLoop::report(std::span<const StepResult> results) {
 /// together.
 void TrainLoop::train_step() {
   // Looks at the disk, which may fail: after the step, its line would be lost.
-  const bool saves = checkpoints_->due(trainer_.state().step + 1);
-  if (metrics_ && trainer_.cycle().commits().due_next()) metrics_->synchronize();
-  std::span<const StepResult> results = trainer_.step(run_.data.train, run_.sampler);
-  uses_.push_back({.exposed = trainer_.cycle().last_step().exposed(),
-                   .device = trainer_.engine().backend().usage(offload::MemoryKind::device),
-                   .pinned = trainer_.engine().backend().usage(offload::MemoryKind::pinned)});
-  trace_->record(trainer_.cycle().last_step());
-  const std::uint64_t step = trainer_.state().step;
+  const bool saves = checkpoints_->due(run_.trainer.state().step + 1);
+  if (metrics_ && run_.trainer.cycle().commits().due_next()) metrics_->synchronize();
+  std::span<const StepResult> results = run_.trainer.step(run_.data.train, run_.sampler);
+  uses_.push_back({.exposed = run_.trainer.cycle().last_step().exposed(),
+                   .device = run_.trainer.engine().backend().usage(offload::MemoryKind::device),
+                   .pinned = run_.trainer.engine().backend().usage(offload::MemoryKind::pinned)});
+  trace_->record(run_.trainer.cycle().last_step());
+  const std::uint64_t step = run_.trainer.state().step;
   const bool meet = is_over(step) || evaluation_due(step) || saves;
-  if (meet && !trainer_.results_complete()) results = trainer_.gather_results();
+  if (meet && !run_.trainer.results_complete()) results = run_.trainer.gather_results();
   report(results);
   note_commit();
   finish_save();
@@ -265,7 +263,7 @@ void TrainLoop::keep_tokenizer_files() const {
 
 /// A signal reaches the ranks one after the other; they stop after the same step.
 bool TrainLoop::interrupted() {
-  if (!trainer_.results_complete()) return false;
+  if (!run_.trainer.results_complete()) return false;
   const bool signalled = interrupt_.load(std::memory_order_relaxed) != 0;
   return ranks_.any(signalled ? Vote::yes : Vote::no);
 }
@@ -274,7 +272,7 @@ void TrainLoop::train_steps() {
   if (ranks_.leads()) keep_tokenizer_files();
   save_if_due();  // the process before may have been killed between a commit and its copy
   evaluate_if_due();
-  while (!is_over(trainer_.state().step) && !interrupted()) {
+  while (!is_over(run_.trainer.state().step) && !interrupted()) {
     train_step();
     evaluate_if_due();
   }
@@ -282,7 +280,7 @@ void TrainLoop::train_steps() {
 
 void TrainLoop::commit() {
   if (metrics_) metrics_->synchronize();
-  trainer_.cycle().commit();
+  run_.trainer.cycle().commit();
   note_commit();
   finish_save();
 }
@@ -292,13 +290,13 @@ void TrainLoop::commit() {
 /// line then. Many ranks commit together or not at all.
 void TrainLoop::commit_after_error() {
   if (!ranks_.alone()) return;
-  const bool committable = metrics_->is_complete() && trainer_.cycle().is_sound() &&
-                           trainer_.engine().placement().commits;
+  const bool committable = metrics_->is_complete() && run_.trainer.cycle().is_sound() &&
+                           run_.trainer.engine().placement().commits;
   if (!committable) return;
   try {
     commit();
     observer_.noted(fmt::format("step {} is committed before the run ends with an error",
-                                trainer_.state().step));
+                                run_.trainer.state().step));
   } catch (const std::exception& second) {
     observer_.noted(fmt::format("the last step could not be committed either: {}", second.what()));
   }
@@ -320,22 +318,22 @@ void TrainLoop::finish() {
   check_present();
   write_trace();
   report_.steps = step_seconds_.count();
-  report_.last_step = trainer_.state().step;
-  report_.skipped = trainer_.state().skipped;
-  report_.interrupted = trainer_.state().step < run_.steps;
+  report_.last_step = run_.trainer.state().step;
+  report_.skipped = run_.trainer.state().skipped;
+  report_.interrupted = run_.trainer.state().step < run_.steps;
   report_.predicted_step_seconds = plan().prediction.step_seconds;
   report_.measured_step_seconds = step_seconds_.value();
   if (report_.measured_step_seconds > 0) {
     report_.tokens_per_second =
         static_cast<double>(plan::tokens_of_step(plan().workload)) / report_.measured_step_seconds;
   }
-  const auto device = trainer_.engine().backend().usage(offload::MemoryKind::device);
+  const auto device = run_.trainer.engine().backend().usage(offload::MemoryKind::device);
   report_.device_high_water = device.high_water;
   report_.device_capacity = device.capacity;
   report_.host_high_water =
-      trainer_.engine().backend().usage(offload::MemoryKind::pinned).high_water;
-  report_.state_read = trainer_.engine().store()->counters().read;
-  report_.state_written = trainer_.engine().store()->counters().written;
+      run_.trainer.engine().backend().usage(offload::MemoryKind::pinned).high_water;
+  report_.state_read = run_.trainer.engine().store()->counters().read;
+  report_.state_written = run_.trainer.engine().store()->counters().written;
 }
 
 TrainReport TrainLoop::run() {
@@ -363,8 +361,7 @@ TrainReport train(const TrainRequest& request, TrainObserver& observer,
     claim = claim_run(request, *ranks);
     {
       const comm::AtWork preparing(request.ranks);
-      loop.emplace(request, *ranks, *claim, plan_run(request, *ranks, *claim, observer), observer,
-                   interrupt);
+      loop.emplace(request, *ranks, *claim, observer, interrupt);
       loop->begin();
     }
     return loop->run();

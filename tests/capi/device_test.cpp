@@ -48,7 +48,7 @@ class CDevice : public Training {
     while (read == 0) SPILLWAY_OK_(spillway_gradient_read(trainer, parameter, &read));
     const auto values = gradient_of(step, start[parameter].size());
     const auto made = framework.gradient(parameter, std::as_bytes(std::span(values)),
-                                         offload::ForeignWork::Kind::stream);
+                                         offload::ExternalWork::Kind::stream);
     const spillway_tensor tensor = on_gpu(made.values.address(), parameter);
     SPILLWAY_OK_(spillway_gradient_ready(trainer, parameter, &tensor, SPILLWAY_READY_STREAM,
                                          made.ready.handle));

@@ -10,7 +10,7 @@
 #include <string>
 
 #include "runtime/base/error.hpp"
-#include "runtime/engine/run/sealed_json.hpp"
+#include "runtime/engine/sealed_json.hpp"
 #include "tests/engine/training_harness.hpp"
 #include "tests/support/allocation_counter.hpp"
 

@@ -33,7 +33,7 @@ class DeviceFramework {
 
   /// Computes a gradient, which takes until the stream comes to it. The memory had NaN before.
   DeviceGradient gradient(std::uint32_t parameter, std::span<const std::byte> values,
-                          offload::ForeignWork::Kind kind) {
+                          offload::ExternalWork::Kind kind) {
     Tensor& tensor = tensors_[parameter];
     const auto memory = tensor.device.device().subspan(0, values.size());
     stream_->upload(memory, tensor.spoilt.host().first(values.size()));
@@ -41,7 +41,7 @@ class DeviceFramework {
     std::ranges::copy(values, tensor.made.host().begin());
     stream_->upload(memory, tensor.made.host().first(values.size()));
     stream_->record(*tensor.event);
-    const bool event = kind == offload::ForeignWork::Kind::event;
+    const bool event = kind == offload::ExternalWork::Kind::event;
     return {.values = memory, .ready = {kind, event ? tensor.event->native() : stream_->native()}};
   }
 
@@ -63,8 +63,8 @@ class DeviceFramework {
                     tensors_[parameter].made.host().first(values.size()));
   }
 
-  [[nodiscard]] offload::ForeignWork work() const {
-    return {offload::ForeignWork::Kind::stream, stream_->native()};
+  [[nodiscard]] offload::ExternalWork work() const {
+    return {offload::ExternalWork::Kind::stream, stream_->native()};
   }
   [[nodiscard]] std::span<std::byte> host_memory(std::uint32_t parameter) const {
     return tensors_[parameter].made.host();

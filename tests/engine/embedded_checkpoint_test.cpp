@@ -4,7 +4,7 @@
 
 #include "runtime/base/error.hpp"
 #include "runtime/base/file.hpp"
-#include "runtime/engine/run/sealed_json.hpp"
+#include "runtime/engine/sealed_json.hpp"
 #include "tests/engine/embedded_fixture.hpp"
 
 namespace spillway::engine::embedded_checkpoint_test {

@@ -16,7 +16,7 @@ namespace spillway::engine::embedded_device_test {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-using Kind = offload::ForeignWork::Kind;
+using Kind = offload::ExternalWork::Kind;
 
 constexpr int kSteps = 4;
 

@@ -11,7 +11,7 @@
 
 #include "comm/threads/thread_group.hpp"
 #include "runtime/engine/device/model_runtime.hpp"
-#include "runtime/engine/planned_run.hpp"
+#include "runtime/engine/run/run.hpp"
 #include "runtime/engine/train_loop.hpp"
 #include "tests/engine/training_harness.hpp"
 #include "tests/support/cuda_emulation/emulation.hpp"
@@ -133,10 +133,9 @@ TEST_F(GpuJobs, TrainTheModelThatTheyHaveRecorded) {
   };
   RankGroups alone;
   const auto claim = claim_run(job, alone);
-  const PlannedRun run = plan_run(job, alone, *claim, observer);
-  EXPECT_THROW(static_cast<void>(make_model_runtime(run.setup.config, run.setup.plan.options)),
-               Error);
-  EXPECT_THAT(run.opened.config.device.attention, StartsWith("cuDNN"));
+  const auto run = prepare_run(job, alone, *claim, observer);
+  EXPECT_THROW(static_cast<void>(make_model_runtime(run.config.model, run.config.options)), Error);
+  EXPECT_THAT(run.config.device.attention, StartsWith("cuDNN"));
 }
 
 TEST_F(GpuJobs, AreRefusedWhereTwoRanksHaveOneGpu) {

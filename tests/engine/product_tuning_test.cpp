@@ -11,7 +11,7 @@
 
 #include "offload/host/host_backend.hpp"
 #include "runtime/engine/device/compute_device.hpp"
-#include "runtime/engine/run/sealed_json.hpp"
+#include "runtime/engine/sealed_json.hpp"
 #include "runtime/model/cuda/gemm/gemm_layout.hpp"
 #include "tests/engine/training_harness.hpp"
 

@@ -217,15 +217,15 @@ class RanksHarness : public TrainingHarness {
     const plan::Workload workload =
         of_stage(make_workload(config(), *model.transformer, options, rank.of_stage()), options,
                  rank.stage());
-    const EngineSetup setup{.config = config(),
-                            .plan = {.options = options,
-                                     .workload = workload,
-                                     .budgets = budgets,
-                                     .placement = place(config(), options, workload, budgets),
-                                     .commit_every = options.commit_every},
-                            .store = {.options = store, .start = start},
-                            .ranks = &rank.groups()};
-    return std::make_unique<Trainer>(setup, std::move(model));
+    EngineSetup setup{.config = config(),
+                      .plan = {.options = options,
+                               .workload = workload,
+                               .budgets = budgets,
+                               .placement = place(config(), options, workload, budgets),
+                               .commit_every = options.commit_every},
+                      .store = {.options = store, .start = start},
+                      .ranks = &rank.groups()};
+    return std::make_unique<Trainer>(std::move(setup), std::move(model));
   }
 
  private:

@@ -14,8 +14,8 @@
 #include "runtime/engine/run/claim.hpp"
 #include "runtime/engine/run/contents.hpp"
 #include "runtime/engine/run/lock.hpp"
-#include "runtime/engine/run/sealed_json.hpp"
 #include "runtime/engine/run/state_folders.hpp"
+#include "runtime/engine/sealed_json.hpp"
 #include "tests/engine/training_harness.hpp"
 
 namespace spillway::engine::run_lock_test {

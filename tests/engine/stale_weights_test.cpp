@@ -50,9 +50,9 @@ using Ages = std::vector<std::uint32_t>;
 /// runs them exchanges it, block by block.
 class WeightsByHand {
  public:
-  WeightsByHand(const EngineSetup& setup, ModelRuntime model, Ages ages)
+  WeightsByHand(EngineSetup setup, ModelRuntime model, Ages ages)
       : model_(std::move(model)),
-        engine_(setup, model_),
+        engine_(std::move(setup), model_),
         cycle_(engine_,
                {.loss_scale = config::initial_loss_scale(
                     engine_.options().loss_scale, engine_.options().compute == DType::fp16)}),
@@ -123,11 +123,11 @@ class StaleHarness : public RanksHarness {
     const plan::Budgets budgets{1_GiB, 1_GiB, 1_GiB};
     const plan::Workload workload =
         make_workload(config(), *model.transformer, options, in_fixed_order());
-    const EngineSetup setup{.config = config(),
-                            .plan = {.options = options,
-                                     .workload = workload,
-                                     .budgets = budgets,
-                                     .placement = place(config(), options, workload, budgets)}};
+    EngineSetup setup{.config = config(),
+                      .plan = {.options = options,
+                               .workload = workload,
+                               .budgets = budgets,
+                               .placement = place(config(), options, workload, budgets)}};
     Ages ages(workload.blocks.size(), 1);
     if (stages > 0) {
       const auto parts = plan::cut_layers(workload, {.stages = stages});
@@ -137,7 +137,7 @@ class StaleHarness : public RanksHarness {
         }
       }
     }
-    WeightsByHand one(setup, std::move(model), std::move(ages));
+    WeightsByHand one(std::move(setup), std::move(model), std::move(ages));
     one.cycle().initialize(model::RandomInitializer(config(), one.layout(), options.seed));
     const data::Sampler sampler = this->sampler(options);
     Outcome outcome;

@@ -169,15 +169,14 @@ class TrainingHarness {
     for (const auto& directory : store.directories) {
       std::filesystem::create_directories(directory);
     }
-    const EngineSetup setup{
-        .config = config_,
-        .plan = {.options = options,
-                 .workload = workload,
-                 .budgets = budgets,
-                 .placement = placement,
-                 .commit_every = options.commit_every},
-        .store = {.options = store, .start = resume ? Start::resumed : Start::anew}};
-    auto trainer = std::make_unique<Trainer>(setup, std::move(model));
+    EngineSetup setup{.config = config_,
+                      .plan = {.options = options,
+                               .workload = workload,
+                               .budgets = budgets,
+                               .placement = placement,
+                               .commit_every = options.commit_every},
+                      .store = {.options = store, .start = resume ? Start::resumed : Start::anew}};
+    auto trainer = std::make_unique<Trainer>(std::move(setup), std::move(model));
     if (!resume) {
       trainer->cycle().initialize(
           model::RandomInitializer(config_, trainer->layout(), options.seed));

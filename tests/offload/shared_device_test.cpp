@@ -27,17 +27,17 @@ struct Fixture {
     std::ranges::fill(source.host(), std::byte{7});
     own = backend->make_stream("own");
     event = backend->make_event();
-    EXPECT_EQ(fake->create_stream(foreign), cuda::kSuccess);
+    EXPECT_EQ(fake->create_stream(external), cuda::kSuccess);
   }
   ~Fixture() {
     own.reset();
-    EXPECT_EQ(fake->destroy_stream(foreign), cuda::kSuccess);
+    EXPECT_EQ(fake->destroy_stream(external), cuda::kSuccess);
   }
 
   /// Somebody else's stream writes the device's memory.
   void write_elsewhere() {
     EXPECT_EQ(fake->copy(device.device().address(), source.host().data(), 1024,
-                         cuda::CopyDirection::to_device, foreign),
+                         cuda::CopyDirection::to_device, external),
               cuda::kSuccess);
   }
   /// Returns whether a copy on our stream, behind `event`, finds what was written.
@@ -54,13 +54,13 @@ struct Fixture {
   PinnedMemory source, target;
   std::unique_ptr<Stream> own;
   std::unique_ptr<Event> event;
-  void* foreign = nullptr;
+  void* external = nullptr;
 };
 
 TEST(SharedDevice, OrdersOurStreamBehindSomebodyElses) {
   Fixture it;
   it.write_elsewhere();
-  it.backend->shared()->record_behind({ForeignWork::Kind::stream, it.foreign}, *it.event);
+  it.backend->shared()->record_behind({ExternalWork::Kind::stream, it.external}, *it.event);
   EXPECT_TRUE(it.finds_it());
 }
 
@@ -69,10 +69,10 @@ TEST(SharedDevice, OrdersOurStreamBehindSomebodyElsesEvent) {
   it.write_elsewhere();
   void* recorded = nullptr;
   ASSERT_EQ(it.fake->create_event(recorded), cuda::kSuccess);
-  ASSERT_EQ(it.fake->record(recorded, it.foreign), cuda::kSuccess);
-  it.backend->shared()->record_behind({ForeignWork::Kind::event, recorded}, *it.event);
+  ASSERT_EQ(it.fake->record(recorded, it.external), cuda::kSuccess);
+  it.backend->shared()->record_behind({ExternalWork::Kind::event, recorded}, *it.event);
   EXPECT_TRUE(it.finds_it());
-  EXPECT_THROW(it.backend->shared()->record_behind({ForeignWork::Kind::event, nullptr}, *it.event),
+  EXPECT_THROW(it.backend->shared()->record_behind({ExternalWork::Kind::event, nullptr}, *it.event),
                Error);
   ASSERT_EQ(it.fake->destroy_event(recorded), cuda::kSuccess);
 }
@@ -87,7 +87,7 @@ TEST(SharedDevice, RefusesAStreamThatIsCaptured) {
   Fixture it;
   it.fake->machine().captures = true;
   try {
-    it.backend->shared()->record_behind({ForeignWork::Kind::stream, it.foreign}, *it.event);
+    it.backend->shared()->record_behind({ExternalWork::Kind::stream, it.external}, *it.event);
     ADD_FAILURE() << "nothing was thrown";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::not_supported);

@@ -42,11 +42,11 @@ void CudaSharedDevice::check_not_captured(CudaApi::StreamHandle stream) {
         "steps out of what torch.cuda.graph captures");
 }
 
-void CudaSharedDevice::record_behind(const ForeignWork& work, Event& event) {
-  SPILLWAY_ASSERT(work.kind != ForeignWork::Kind::none);
+void CudaSharedDevice::record_behind(const ExternalWork& work, Event& event) {
+  SPILLWAY_ASSERT(work.kind != ExternalWork::Kind::none);
   auto* const own = dynamic_cast<CudaEvent*>(&event);
   SPILLWAY_ASSERT(own != nullptr);
-  if (work.kind == ForeignWork::Kind::stream) {
+  if (work.kind == ExternalWork::Kind::stream) {
     // CUDA's default stream is that of whichever GPU is current.
     const CurrentDevice current(api_, device_);
     check_not_captured(work.handle);

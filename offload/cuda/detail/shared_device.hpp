@@ -18,7 +18,7 @@ class CudaSharedDevice final : public SharedDevice {
 
   void bind_thread() override;
   void check_memory(DeviceSpan<const std::byte> memory) override;
-  void record_behind(const ForeignWork& work, Event& event) override;
+  void record_behind(const ExternalWork& work, Event& event) override;
 
  private:
   /// Throws `Error{not_supported}` if what the stream is given goes into a graph.
@@ -27,7 +27,7 @@ class CudaSharedDevice final : public SharedDevice {
   CudaApi& api_;
   const int device_;
   Mutex mutex_;
-  /// Carries nothing: it waits for a foreign event, and an event of ours is recorded behind that.
+  /// Carries nothing: it waits for an external event, and an event of ours is recorded behind that.
   CudaStream relay_ SPILLWAY_GUARDED_BY(mutex_);
 };
 

@@ -7,10 +7,10 @@
 
 namespace spillway::capi {
 
-using Kind = offload::ForeignWork::Kind;
+using Kind = offload::ExternalWork::Kind;
 
-offload::ForeignWork read_work(const GivenWork& given, const engine::EmbeddedTrainer& trainer,
-                               std::string_view what) {
+offload::ExternalWork read_work(const GivenWork& given, const engine::EmbeddedTrainer& trainer,
+                                std::string_view what) {
   check(
       given.ready >= SPILLWAY_READY_NOW && given.ready <= SPILLWAY_READY_EVENT,
       ErrorCode::invalid_argument,

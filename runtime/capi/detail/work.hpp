@@ -17,8 +17,8 @@ struct GivenWork {
 
 /// Returns the work. Throws `Error{not_supported}` for a stream or an event where the trainer's
 /// device is the host. `what`: waits for it, for messages.
-[[nodiscard]] offload::ForeignWork read_work(const GivenWork& given,
-                                             const engine::EmbeddedTrainer& trainer,
-                                             std::string_view what);
+[[nodiscard]] offload::ExternalWork read_work(const GivenWork& given,
+                                              const engine::EmbeddedTrainer& trainer,
+                                              std::string_view what);
 
 }  // namespace spillway::capi

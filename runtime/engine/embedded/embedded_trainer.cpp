@@ -112,7 +112,7 @@ std::span<std::byte> EmbeddedTrainer::device_frozen(std::uint32_t frozen) {
   return at.block ? parts_->passes.frozen(frozen) : parts_->values.frozen(at);
 }
 
-void EmbeddedTrainer::take_values(std::uint32_t parameter, const offload::ForeignWork& writers,
+void EmbeddedTrainer::take_values(std::uint32_t parameter, const offload::ExternalWork& writers,
                                   TakenValues which) {
   static_cast<void>(parts_->range(parameter));
   parts_->deferred.check_waited(parameter);
@@ -132,12 +132,12 @@ void EmbeddedTrainer::enter(std::uint32_t unit, EmbeddedPass pass) {
   parts_->passes.enter(unit, pass);
 }
 
-void EmbeddedTrainer::leave(std::uint32_t unit, const offload::ForeignWork& readers) {
+void EmbeddedTrainer::leave(std::uint32_t unit, const offload::ExternalWork& readers) {
   parts_->process.check();
   parts_->passes.leave(unit, readers);
 }
 
-void EmbeddedTrainer::release_device(const offload::ForeignWork& users) {
+void EmbeddedTrainer::release_device(const offload::ExternalWork& users) {
   parts_->process.check();
   if (is_released()) return;
   parts_->park();

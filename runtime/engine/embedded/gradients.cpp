@@ -86,7 +86,7 @@ void EmbeddedGradients::add_from_device(std::uint32_t parameter, const DeviceGra
     await_last(lock, parameter);
   }
   OnTheWay& next = on_the_way_[parameter];
-  next.waits = gradient.ready.kind != offload::ForeignWork::Kind::none;
+  next.waits = gradient.ready.kind != offload::ExternalWork::Kind::none;
   if (next.waits) device.record_behind(gradient.ready, *next.ready);
   next.turn = receive(parameter);
   next.begun = 0;

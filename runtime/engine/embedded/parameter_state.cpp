@@ -180,7 +180,7 @@ void ParameterState::write(std::uint32_t parameter, const cpu_adam::ConstWideSta
   torn_[parameter] = {};
 }
 
-void ParameterState::take_values(std::uint32_t parameter, const offload::ForeignWork& writers,
+void ParameterState::take_values(std::uint32_t parameter, const offload::ExternalWork& writers,
                                  TakenValues which) {
   const ParameterRange& range = layout_.ranges[parameter];
   values_.order_downloads(writers);

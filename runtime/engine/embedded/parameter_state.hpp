@@ -24,7 +24,8 @@ class ParameterState {
 
   void read(std::uint32_t parameter, const cpu_adam::WideState& wide);
   void write(std::uint32_t parameter, const cpu_adam::ConstWideState& wide);
-  void take_values(std::uint32_t parameter, const offload::ForeignWork& writers, TakenValues which);
+  void take_values(std::uint32_t parameter, const offload::ExternalWork& writers,
+                   TakenValues which);
 
   /// Throws `Error{corrupt_data}` that names a parameter whose state is new in a part alone.
   void check_whole() const;

@@ -58,7 +58,7 @@ EngineSetup engine_setup(const EmbeddedOptions& options, const EmbeddedLayout& l
                       .budgets = needs.total(),
                       .placement = placement},
       .store = StateStore{.options = state_store(options)},
-      .foreign = ForeignPasses{.framework = framework, .groups = layout.groups},
+      .external = ExternalModel{.framework = framework, .groups = layout.groups},
       .shared = SharedPools{.parameters = options.parameter_pages, .frozen = options.frozen_pages}};
 }
 

@@ -67,7 +67,7 @@ void UnitPasses::enter(std::uint32_t unit, EmbeddedPass pass) {
   inside_ = unit;
 }
 
-void UnitPasses::leave(std::uint32_t unit, const offload::ForeignWork& readers) {
+void UnitPasses::leave(std::uint32_t unit, const offload::ExternalWork& readers) {
   check_unit(unit);
   const Lock lock(mutex_);
   check(inside_ == unit, ErrorCode::invalid_argument,

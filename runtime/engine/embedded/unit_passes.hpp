@@ -29,7 +29,7 @@ class UnitPasses {
   // As EmbeddedTrainer describes these
 
   void enter(std::uint32_t unit, EmbeddedPass pass) SPILLWAY_EXCLUDES(mutex_);
-  void leave(std::uint32_t unit, const offload::ForeignWork& readers) SPILLWAY_EXCLUDES(mutex_);
+  void leave(std::uint32_t unit, const offload::ExternalWork& readers) SPILLWAY_EXCLUDES(mutex_);
   void forget_uploads() SPILLWAY_EXCLUDES(mutex_);
 
   /// Returns where a parameter, or a frozen tensor, of the entered unit lies on the device. Throws

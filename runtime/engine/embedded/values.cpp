@@ -10,7 +10,7 @@ namespace spillway::engine {
 EmbeddedValues::EmbeddedValues(StepEngine& engine)
     : engine_(engine),
       shared_(engine.backend().shared()),
-      foreign_(engine.backend().make_event()) {}
+      external_(engine.backend().make_event()) {}
 
 bool EmbeddedValues::is_resident(const ParameterRange& range) const {
   return !released_ && engine_.placement().blocks[range.block].resident();
@@ -102,7 +102,7 @@ void EmbeddedValues::download_frozen(std::span<std::byte> values) {
 }
 
 void EmbeddedValues::release_device(const EmbeddedLayout& layout,
-                                    const offload::ForeignWork& users) {
+                                    const offload::ExternalWork& users) {
   const std::size_t frozen = engine_.workload().resident_frozen_bytes.value();
   auto aside = std::make_unique_for_overwrite<std::byte[]>(frozen);
   order_downloads(users);
@@ -139,21 +139,21 @@ void EmbeddedValues::clear_padding(const ParameterRange& range) {
       std::byte{});
 }
 
-void EmbeddedValues::order_uploads(const offload::ForeignWork& work) {
+void EmbeddedValues::order_uploads(const offload::ExternalWork& work) {
   order(*engine_.streams().upload, work);
 }
 
-void EmbeddedValues::order_downloads(const offload::ForeignWork& work) {
+void EmbeddedValues::order_downloads(const offload::ExternalWork& work) {
   order(*engine_.streams().download, work);
 }
 
-void EmbeddedValues::order(offload::Stream& stream, const offload::ForeignWork& work) {
-  if (work.kind == offload::ForeignWork::Kind::none) return;
+void EmbeddedValues::order(offload::Stream& stream, const offload::ExternalWork& work) {
+  if (work.kind == offload::ExternalWork::Kind::none) return;
   check(shared_ != nullptr, ErrorCode::invalid_argument,
         "a stream or an event of a GPU is given, and the trainer's device is the host; make it for "
         "cuda, or give none");
-  shared_->record_behind(work, *foreign_);
-  stream.wait(*foreign_);
+  shared_->record_behind(work, *external_);
+  stream.wait(*external_);
 }
 
 EndedMemory EmbeddedValues::take_memory() noexcept {

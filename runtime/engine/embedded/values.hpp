@@ -54,8 +54,8 @@ class EmbeddedValues {
   /// and norms read it.
   void clear_padding(const ParameterRange& range);
   /// Orders copies to the device, or from it, behind the framework's work. A plan may be running.
-  void order_uploads(const offload::ForeignWork& work);
-  void order_downloads(const offload::ForeignWork& work);
+  void order_uploads(const offload::ExternalWork& work);
+  void order_downloads(const offload::ExternalWork& work);
 
   [[nodiscard]] offload::DeviceBackend& backend() const { return engine_.backend(); }
   /// Returns what the framework and the engine share of a GPU; null on the host. Any thread.
@@ -63,7 +63,7 @@ class EmbeddedValues {
   /// Frees the memory of the device, once what lies there is in host memory, where `kept` and
   /// `frozen` find it, and `users` have ended. No state is staged: copies take that memory. Throws
   /// `std::bad_alloc`, and has changed nothing, if the host has no room for frozen tensors.
-  void release_device(const EmbeddedLayout& layout, const offload::ForeignWork& users);
+  void release_device(const EmbeddedLayout& layout, const offload::ExternalWork& users);
   /// Takes as much memory again, and brings back what lies on the host. No state is staged. Throws
   /// `Error{out_of_memory}`, and has taken nothing, where somebody else has it.
   void resume_device(const EmbeddedLayout& layout);
@@ -73,13 +73,13 @@ class EmbeddedValues {
   [[nodiscard]] EndedMemory take_memory() noexcept;
 
  private:
-  void order(offload::Stream& stream, const offload::ForeignWork& work);
+  void order(offload::Stream& stream, const offload::ExternalWork& work);
   void upload_frozen(std::size_t at, std::span<const std::byte> values);
   void download_frozen(std::span<std::byte> values);
 
   StepEngine& engine_;
   offload::SharedDevice* const shared_;
-  std::unique_ptr<offload::Event> foreign_;  ///< behind the framework's work
+  std::unique_ptr<offload::Event> external_;  ///< behind the framework's work
   bool released_ = false;
   std::unique_ptr<std::byte[]> frozen_aside_;  ///< those of the device while it is released
   // Empty until the end, which could not make them: memory may be lacking then.

@@ -13,7 +13,7 @@
 #include "runtime/base/json.hpp"
 #include "runtime/base/log.hpp"
 #include "runtime/base/topology.hpp"
-#include "runtime/engine/run/sealed_json.hpp"
+#include "runtime/engine/sealed_json.hpp"
 
 namespace spillway::engine {
 namespace {

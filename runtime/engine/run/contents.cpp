@@ -13,8 +13,8 @@
 #include "nvme_swap/tile_store.hpp"
 #include "runtime/base/error.hpp"
 #include "runtime/base/run_id.hpp"
-#include "runtime/engine/run/sealed_json.hpp"
 #include "runtime/engine/run/state_folders.hpp"
+#include "runtime/engine/sealed_json.hpp"
 
 namespace spillway::engine {
 namespace {

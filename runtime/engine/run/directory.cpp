@@ -7,7 +7,7 @@
 #include "runtime/base/file.hpp"
 #include "runtime/base/json.hpp"
 #include "runtime/config/options_table.hpp"
-#include "runtime/engine/run/sealed_json.hpp"
+#include "runtime/engine/sealed_json.hpp"
 
 namespace spillway::engine {
 namespace {

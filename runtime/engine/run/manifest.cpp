@@ -8,7 +8,7 @@
 
 #include "runtime/base/error.hpp"
 #include "runtime/engine/run/directory.hpp"
-#include "runtime/engine/run/sealed_json.hpp"
+#include "runtime/engine/sealed_json.hpp"
 
 namespace spillway::engine {
 namespace {

@@ -29,7 +29,7 @@ offload::DeviceMemory make_constants(model::Transformer* transformer,
 }
 
 std::vector<BlockGroups> groups_of(const EngineSetup& setup, const ModelRuntime& model) {
-  if (setup.foreign) return setup.foreign->groups;
+  if (setup.external) return setup.external->groups;
   SPILLWAY_ASSERT(model.transformer != nullptr);
   return decay_groups(model.transformer->layout(), setup.plan.workload, setup.plan.options.decay);
 }
@@ -46,10 +46,8 @@ void check_ranks(const EngineSetup& setup, const RankGroups& ranks) {
 
 }  // namespace
 
-StepEngine::StepEngine(const EngineSetup& setup, const ModelRuntime& model)
-    : StepEngine(setup, model, plan::make_pools(setup.plan.workload, setup.plan.placement)) {}
-
-StepEngine::StepEngine(EngineSetup setup, const ModelRuntime& model, plan::Pools pools)
+StepEngine::StepEngine(EngineSetup setup, const ModelRuntime& model,
+                       std::optional<plan::Pools> pools)
     : setup_(std::move(setup)),
       ranks_(setup_.ranks == nullptr ? alone_ : *setup_.ranks),
       backend_(make_backend(options(), setup_.plan.budgets, &wake_)),
@@ -57,7 +55,9 @@ StepEngine::StepEngine(EngineSetup setup, const ModelRuntime& model, plan::Pools
       constants_(make_constants(model.transformer.get(), *backend_, *streams_->upload)),
       device_math_(make_device_math(options(), *streams_->compute)),
       slots_(workload(), placement()),
-      memory_(std::make_unique<Memory>(std::move(pools), *backend_, setup_.shared)) {
+      memory_(std::make_unique<Memory>(
+          pools ? std::move(*pools) : plan::make_pools(workload(), placement()), *backend_,
+          setup_.shared)) {
   check_ranks(setup_, ranks_);
   if (!ranks_.alone()) ranks_.host(RankGroups::Group::job)->wake_with(&wake_);
   if (model.ops != nullptr) model.ops->bind_stream(streams_->compute->native());
@@ -79,7 +79,7 @@ StepEngine::StepEngine(EngineSetup setup, const ModelRuntime& model, plan::Pools
                   .kernel = update_kernel(options(), workload()),
                   .update_prefetch = setup_.update_prefetch,
                   .groups = groups_of(setup_, model),
-                  .framework = setup_.foreign ? &setup_.foreign->framework : nullptr,
+                  .framework = setup_.external ? &setup_.external->framework : nullptr,
                   .ranks = ranks_});
 }
 

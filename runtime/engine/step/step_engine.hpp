@@ -35,7 +35,7 @@ struct StateStore {
 
 /// Another framework that runs the passes, and the parameter groups by block, which no model gives
 /// there.
-struct ForeignPasses {
+struct ExternalModel {
   ExternalFramework& framework;  ///< outlives the engine
   std::vector<BlockGroups> groups;
 };
@@ -45,24 +45,24 @@ struct EngineSetup {
   model::ModelConfig config;  ///< empty where another framework runs the passes
   Planned plan;
   StateStore store{};
-  std::optional<ForeignPasses> foreign{};  ///< absent: a model runs the passes
-  std::size_t update_prefetch = 0;         ///< the updates' software prefetch distance
-  SharedPools shared{};                    ///< pools in memory of several processes
-  RankGroups* ranks = nullptr;             ///< outlives the engine; null: this rank is alone
+  std::optional<ExternalModel> external{};  ///< absent: a model runs the passes
+  std::size_t update_prefetch = 0;          ///< the updates' software prefetch distance
+  SharedPools shared{};                     ///< pools in memory of several processes
+  RankGroups* ranks = nullptr;              ///< outlives the engine; null: this rank is alone
 };
 
 class StepEngine {
  public:
-  /// Allocates everything that the placement names. `model` outlives this object; it is empty where
-  /// another framework runs the passes.
-  StepEngine(const EngineSetup& setup, const ModelRuntime& model);
-  /// Allocates these pools alone; the plans that it runs need no others.
-  StepEngine(EngineSetup setup, const ModelRuntime& model, plan::Pools pools);
+  /// Allocates these pools, which are all that its plans need; absent: everything that the
+  /// placement names. `model` outlives this object; it is empty where another framework runs the
+  /// passes.
+  StepEngine(EngineSetup setup, const ModelRuntime& model,
+             std::optional<plan::Pools> pools = std::nullopt);
   StepEngine(const StepEngine&) = delete;
   StepEngine& operator=(const StepEngine&) = delete;
   ~StepEngine();
 
-  [[nodiscard]] const EngineSetup& setup() const { return setup_; }
+  [[nodiscard]] const model::ModelConfig& model_config() const { return setup_.config; }
   [[nodiscard]] const Planned& plan() const { return setup_.plan; }
   [[nodiscard]] const config::TrainOptions& options() const { return plan().options; }
   [[nodiscard]] const plan::Workload& workload() const { return plan().workload; }
@@ -78,7 +78,8 @@ class StepEngine {
   [[nodiscard]] const StateSlots& slots() const { return slots_; }
   [[nodiscard]] Memory& memory() { return *memory_; }
   [[nodiscard]] const Memory& memory() const { return *memory_; }
-  /// Returns the store of the state, or null.
+  /// Returns where the state is kept, and the store that is open there, or null.
+  [[nodiscard]] const StateStore& state_store() const { return setup_.store; }
   [[nodiscard]] nvme_swap::TileStore* store() const { return store_.get(); }
   [[nodiscard]] OpActions& actions() const { return *actions_; }
   /// Returns where the tokens of a pass lie on the host.

@@ -42,7 +42,7 @@ TrainingState Commits::resume() {
         ErrorCode::invalid_argument,
         fmt::format("{} holds the state of {}, and this is {}; resume on the same grid of ranks, "
                     "or start a new run from it",
-                    engine_.setup().store.options.directories.front().string(), to_text(saved),
+                    engine_.state_store().options.directories.front().string(), to_text(saved),
                     to_text(now)));
   check(engine_.store()->layout().tiles == engine_.slots().store_layout().tiles,
         ErrorCode::corrupt_data,

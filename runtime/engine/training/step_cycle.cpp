@@ -13,16 +13,16 @@ namespace spillway::engine {
 namespace {
 
 /// Returns what of the model a rank of a tensor group has; nothing for one that has all of it.
-std::optional<model::PartMap> part_map(const EngineSetup& setup) {
-  const plan::TensorGroup& group = setup.plan.workload.tensor;
+std::optional<model::PartMap> part_map(const StepEngine& engine) {
+  const plan::TensorGroup& group = engine.workload().tensor;
   if (group.count == 1) return std::nullopt;
-  return model::PartMap(setup.config, {.index = group.index, .count = group.count});
+  return model::PartMap(engine.model_config(), {.index = group.index, .count = group.count});
 }
 
 /// Whether the saved blocks are those of the model that is trained.
-bool has_blocks_of(const SavedState& source, const EngineSetup& setup) {
-  if (setup.plan.workload.tensor.count > 1) {
-    return std::ranges::equal(source.blocks(), model::make_layout(setup.config).blocks,
+bool has_blocks_of(const SavedState& source, const StepEngine& engine) {
+  if (engine.workload().tensor.count > 1) {
+    return std::ranges::equal(source.blocks(), model::make_layout(engine.model_config()).blocks,
                               [](ElementCount saved, const model::BlockLayout& b) {
                                 return saved == b.padded_parameters;
                               });
@@ -31,7 +31,7 @@ bool has_blocks_of(const SavedState& source, const EngineSetup& setup) {
     const bool of_another_stage = block.padded_parameters == ElementCount{};
     return of_another_stage || saved == plan::pad(block.parameters, 1);
   };
-  return std::ranges::equal(source.blocks(), setup.plan.workload.blocks, fits);
+  return std::ranges::equal(source.blocks(), engine.workload().blocks, fits);
 }
 
 }  // namespace
@@ -46,7 +46,7 @@ StepCycle::StepCycle(StepEngine& engine, const TrainingState& first)
       commits_(engine, state_io_, state_, update_, Commits::ranks_in_step(engine)) {
   decided_.commit.payload.reserve(nvme_swap::kMaxCommitPayload);
   engine.actions().follow(decided_);
-  if (engine.setup().store.start == Start::resumed) resume();
+  if (engine.state_store().start == Start::resumed) resume();
 }
 
 /// A commit does not hold all that a pipeline which stays full goes on from.
@@ -57,24 +57,24 @@ void StepCycle::resume() {
       "next step uses those before them; start a new run --from it, which begins with the newest");
   state_ = commits_.resume();
   state_io_.restore();
-  if (!engine_.setup().store.resume_at) return;
+  if (!engine_.state_store().resume_at) return;
   // No rank gives up a commit before the state of all of them has been read and is sound.
   engine_.ranks().barrier();
   engine_.store()->go_back();
 }
 
 void StepCycle::initialize(const model::ParameterSource& source) {
-  const std::optional<model::PartMap> part = part_map(engine_.setup());
+  const std::optional<model::PartMap> part = part_map(engine_);
   if (part) return state_io_.initialize(model::PartView(source, *part));
   state_io_.initialize(source);
 }
 
 void StepCycle::take(const SavedState& source) {
-  check(has_blocks_of(source, engine_.setup()), ErrorCode::invalid_argument,
+  check(has_blocks_of(source, engine_), ErrorCode::invalid_argument,
         fmt::format("{} holds the state of another model, or of one in other operator tiles; start "
                     "from it with the model and the spillway.operator_tile that it was saved with",
                     source.folder().string()));
-  const std::optional<model::PartMap> part = part_map(engine_.setup());
+  const std::optional<model::PartMap> part = part_map(engine_);
   state_io_.adopt(source, part ? &*part : nullptr);
   has_versions_ = is_full_ = false;
   state_ = source.state();

@@ -3,7 +3,7 @@
 namespace spillway::engine {
 
 void StoreCopy::begin(const nvme_swap::StoreOptions& options) {
-  const nvme_swap::StoreOptions& own = engine_.setup().store.options;
+  const nvme_swap::StoreOptions& own = engine_.state_store().options;
   step_.reset();
   options_ = options;
   options_.engine = own.engine;

@@ -31,9 +31,9 @@ double sum_of(std::span<const double> squares) {
 
 }  // namespace
 
-Trainer::Trainer(const EngineSetup& setup, ModelRuntime model)
+Trainer::Trainer(EngineSetup setup, ModelRuntime model)
     : model_(std::move(model)),
-      engine_(setup, model_),
+      engine_(std::move(setup), model_),
       cycle_(engine_, first_state(engine_.options())),
       steps_of_sums_(steps_of_sums(engine_.options(), workload())),
       squares_(steps_of_sums_ * (workload().blocks.size() + 1)),

@@ -20,7 +20,7 @@ class Trainer {
  public:
   /// Allocates everything that the placement names, and goes on from the store's commit if the
   /// setup resumes one.
-  Trainer(const EngineSetup& setup, ModelRuntime model);
+  Trainer(EngineSetup setup, ModelRuntime model);
 
   /// Runs a step, and returns the results that are known then: that of this step or, of stages that
   /// meet after several (steps_of_sums), none, or those of all steps since they last met. They meet

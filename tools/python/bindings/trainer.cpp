@@ -150,9 +150,9 @@ void Trainer::write_state(std::uint32_t parameter, const std::optional<ConstWide
 /// Number of a stream of CUDA's (cudaStream_t) whose work ours follows. None: there is none.
 using StreamNumber = std::optional<std::uintptr_t>;
 
-offload::ForeignWork work_of(const StreamNumber& stream) {
+offload::ExternalWork work_of(const StreamNumber& stream) {
   if (!stream) return {};
-  return {offload::ForeignWork::Kind::stream,
+  return {offload::ExternalWork::Kind::stream,
           reinterpret_cast<void*>(*stream)};  // NOLINT(performance-no-int-to-ptr): a handle
 }
 

@@ -18,11 +18,11 @@
 #include "tests/support/cuda_emulation/emulation.hpp"
 #include "tests/support/cuda_emulation/include/cuda_runtime_api.h"
 
-namespace spillway::engine::foreign_streams_test {
+namespace spillway::engine::external_streams_test {
 namespace {
 
 constexpr int kGpu = 1;
-constexpr offload::ForeignWork kWork{offload::ForeignWork::Kind::stream, nullptr};
+constexpr offload::ExternalWork kWork{offload::ExternalWork::Kind::stream, nullptr};
 
 void expect(cudaError_t status) { ASSERT_EQ(status, cudaSuccess) << cudaGetErrorName(status); }
 
@@ -151,7 +151,8 @@ TEST_F(HeldStream, GradientsAreReadOnceItHasComeToThem) {
   options.device = config::DeviceKind::cuda;
   DeviceFramework framework(model_.sizes);
   const auto trainer = make(options);
-  for (const auto kind : {offload::ForeignWork::Kind::stream, offload::ForeignWork::Kind::event}) {
+  for (const auto kind :
+       {offload::ExternalWork::Kind::stream, offload::ExternalWork::Kind::event}) {
     for (std::uint32_t i = 0; i < trainer->size(); ++i) {
       const auto gradient = framework.gradient(i, bytes_of(model_.gradient(i, 1)), kind);
       cuda_emulation::hold_stream(framework.work().handle);
@@ -166,12 +167,12 @@ TEST_F(HeldStream, GradientsAreReadOnceItHasComeToThem) {
 }
 
 /// Has as many parameters as threads, of one size.
-class ForeignThreads : public EmbeddedTrainerTest {
+class ExternalThreads : public EmbeddedTrainerTest {
  protected:
   static constexpr std::uint32_t kThreads = 8;
   static constexpr std::size_t kElements = 64;
 
-  ForeignThreads() {
+  ExternalThreads() {
     model_.sizes.assign(kThreads, kElements);
     model_.groups.assign(kThreads, 0);
     model_.values.assign(kThreads, normal(kElements, 1));
@@ -184,7 +185,7 @@ class ForeignThreads : public EmbeddedTrainerTest {
   }
 };
 
-TEST_F(ForeignThreads, OnlyAsMuchOfTheirGradientsWaitsAsIsAsked) {
+TEST_F(ExternalThreads, OnlyAsMuchOfTheirGradientsWaitsAsIsAsked) {
   EmbeddedOptions options = options_for();
   options.device = config::DeviceKind::cuda;
   options.gradient_memory = Bytes{kElements * sizeof(float)};
@@ -194,7 +195,7 @@ TEST_F(ForeignThreads, OnlyAsMuchOfTheirGradientsWaitsAsIsAsked) {
     std::vector<DeviceGradient> gradients;
     for (std::uint32_t i = 0; i < kThreads; ++i) {
       gradients.push_back(framework.gradient(i, bytes_of(model_.gradient(i, round)),
-                                             offload::ForeignWork::Kind::stream));
+                                             offload::ExternalWork::Kind::stream));
     }
     cuda_emulation::hold_stream(framework.work().handle);  // what was taken stays on the device
     std::latch start(kThreads);
@@ -219,4 +220,4 @@ TEST_F(ForeignThreads, OnlyAsMuchOfTheirGradientsWaitsAsIsAsked) {
 }
 
 }  // namespace
-}  // namespace spillway::engine::foreign_streams_test
+}  // namespace spillway::engine::external_streams_test

@@ -1,4 +1,4 @@
-#include "runtime/engine/run/sealed_json.hpp"
+#include "runtime/engine/sealed_json.hpp"
 
 #include <fmt/format.h>
 
