@@ -306,7 +306,8 @@ bool keeps_secondary(const StepPlan& plan, const Op& op) {
 }  // namespace
 
 std::string find_wrong_meaning(const StepPlan& plan, const RunOf& run) {
-  const std::vector<Tile> tiles = make_tiles(run.workload, run.placement.tile_parameters);
+  const std::vector<Tile> tiles =
+      make_tiles(run.workload, run.placement.tile_parameters, /*replica=*/0);
   std::map<std::vector<std::uint32_t>, int> seen;
   for (std::size_t i = 0; i < plan.ops.size(); ++i) {
     const Op& op = plan.ops[i];

@@ -13,10 +13,11 @@ namespace spillway::engine {
 namespace {
 
 /// Returns what of the model a rank of a tensor group has; nothing for one that has all of it.
-std::optional<model::PartMap> part_map(const EngineSetup& setup) {
-  const plan::TensorGroup& group = setup.plan.workload.tensor;
-  if (group.count == 1) return std::nullopt;
-  return model::PartMap(setup.config, {.index = group.index, .count = group.count});
+std::optional<model::PartMap> part_map(const StepEngine& engine) {
+  const std::uint32_t count = engine.workload().tensor.count;
+  if (count == 1) return std::nullopt;
+  const std::uint32_t index = engine.ranks().place().tensor_index();
+  return model::PartMap(engine.setup().config, {.index = index, .count = count});
 }
 
 /// Whether the saved blocks are those of the model that is trained.
@@ -39,6 +40,7 @@ bool has_blocks_of(const SavedState& source, const EngineSetup& setup) {
 StepCycle::StepCycle(StepEngine& engine, const TrainingState& first)
     : engine_(engine),
       state_(first),
+      saved_rank_(saved_rank_of(engine.workload(), engine.ranks().place())),
       lists_(engine),
       last_step_(lists_.after(0).step.get()),
       state_io_(engine.workload(), engine.placement(), engine.memory(), engine.slots(),
@@ -64,7 +66,7 @@ void StepCycle::resume() {
 }
 
 void StepCycle::initialize(const model::ParameterSource& source) {
-  const std::optional<model::PartMap> part = part_map(engine_.setup());
+  const std::optional<model::PartMap> part = part_map(engine_);
   if (part) return state_io_.initialize(model::PartView(source, *part));
   state_io_.initialize(source);
 }
@@ -74,7 +76,7 @@ void StepCycle::take(const SavedState& source) {
         fmt::format("{} holds the state of another model, or of one in other operator tiles; start "
                     "from it with the model and the spillway.operator_tile that it was saved with",
                     source.folder().string()));
-  const std::optional<model::PartMap> part = part_map(engine_.setup());
+  const std::optional<model::PartMap> part = part_map(engine_);
   state_io_.adopt(source, part ? &*part : nullptr);
   has_versions_ = is_full_ = false;
   state_ = source.state();
@@ -109,7 +111,7 @@ void StepCycle::prepare(Commit commit, Writes writes) {
   decided_.update = update_;
   decided_.disk = commits_.decide(commit, writes);
   decided_.commit.step = StepIndex{state_.step};
-  encode(state_, engine_.workload(), decided_.commit.payload);
+  encode(state_, saved_rank_, decided_.commit.payload);
 }
 
 void StepCycle::finish() {

@@ -104,8 +104,8 @@ __device__ inline Pack<kPack> load_words(const T* p) {
   return result;
 }
 
-/// An assignment becomes four stores, and CUDA's __stwb faults in shared memory, where sums of a team
-/// may lie: it stores to global addresses alone.
+/// An assignment becomes four stores, and CUDA's __stwb faults in shared memory, where sums of a
+/// team may lie: it stores to global addresses alone.
 __device__ inline void store_word(uint4* p, const std::uint32_t (&part)[4]) {
   asm volatile("st.v4.u32 [%0], {%1, %2, %3, %4};"
                :
