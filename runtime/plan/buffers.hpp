@@ -78,7 +78,6 @@ enum class PoolKind : std::uint8_t {
 };
 inline constexpr std::size_t kPoolCount = static_cast<std::size_t>(PoolKind::disk_state) + 1;
 
-// What the table of pools says (placement/pool_table.hpp).
 [[nodiscard]] Tier tier_of(PoolKind pool);
 [[nodiscard]] std::string_view name_of(PoolKind pool);   ///< in the text of a plan
 [[nodiscard]] std::string_view label_of(PoolKind pool);  ///< its line in the memory table
