@@ -78,7 +78,6 @@ enum class PoolKind : std::uint8_t {
 };
 inline constexpr std::size_t kPoolCount = static_cast<std::size_t>(PoolKind::disk_state) + 1;
 
-// What the table of pools says (placement/pool_table.hpp).
 [[nodiscard]] Tier tier_of(PoolKind pool);
 [[nodiscard]] std::string_view name_of(PoolKind pool);   ///< in the text of a plan
 [[nodiscard]] std::string_view label_of(PoolKind pool);  ///< its line in the memory table
@@ -94,10 +93,10 @@ struct Buffer {
 enum class ValueKind : std::uint8_t {
   parameters,         ///< of a block, in the compute dtype
   frozen,             ///< of a block: parameters that nothing updates, in any dtype
-  state,              ///< of a tile; part 0: before the step's update, 1: after it
+  state,              ///< of a tile
   checksum,           ///< of a tile's state after the update
-  gradient_sum,       ///< of a block and a round, fp32; a part for each addition: micro-batches,
-                      ///< then those of norms and the sum over a tensor group
+  gradient_sum,       ///< of a block and a round, fp32; the parts are its additions: those of
+                      ///< micro-batches, then those of norms and the sum over a tensor group
   tied_gradient_sum,  ///< of a block and a round: what a tied head adds to its gradient's sum
   gradient,           ///< of a block and a round, in the compute dtype
   total_gradient,     ///< a block's gradients summed over rounds 0 to `round`; kLastStep: the
@@ -107,7 +106,7 @@ enum class ValueKind : std::uint8_t {
   boundary_gradient,  ///< of a layer: of its output
   saved,              ///< of a layer: what its backward needs; the parts are its tiles
   scanned,            ///< of the head: its loss so far; the parts are its tiles
-  normal,             ///< of a layer: its norm's output; `kShard`: of this rank's tokens
+  normal,             ///< of a layer: its norm's output
   gathered_scans,     ///< of the head: what each rank of a tensor group knows of it
   between_tiles,      ///< of a layer: what backward leaves the tile before; parts: its tiles
   tokens,
@@ -117,25 +116,27 @@ enum class ValueKind : std::uint8_t {
 };
 inline constexpr std::size_t kValueKindCount = 20;
 inline constexpr std::uint32_t kLastStep = ~0U;
-/// The part of a value that is still to be added up over a tensor group.
-inline constexpr std::uint32_t kAddend = ~0U;
-/// The part of a value that a tensor group has gathered: the tokens of all its ranks.
-inline constexpr std::uint32_t kGathered = ~0U - 1;
-inline constexpr std::uint32_t kShard = 1;
-inline constexpr std::uint32_t kSecondary = 2;
-inline constexpr std::uint32_t kStale = 3;  ///< and more: of older parameters
 
-/// What a buffer holds. `of` is a block, tile or layer, as the kind says; of several buffers in a
-/// row that hold values of tiles, the first tile. For a value made in parts, `part` is the last one
-/// present. Parameters and gradients belong to the whole block; with `kShard` as their part, to
-/// this rank's shard; with `kSecondary`, to its part of a node's copy. `kStale` marks parameters
-/// from before the pending update, and each number above it one update earlier.
+/// How much a rank has of what ranks share out.
+enum class Extent : std::uint8_t {
+  whole,      ///< all that the op works on
+  shard,      ///< this rank's part: of a block, or of the tokens of a norm's output
+  secondary,  ///< this rank's part of a block in the copy that its node keeps
+  addend,     ///< what this rank adds to a sum over its tensor group
+  gathered,   ///< the tokens of all ranks of a tensor group, where a rank works on its own
+};
+
+/// What a buffer holds.
 struct Value {
   ValueKind kind = ValueKind::scratch;
+  /// A block, tile or layer, as the kind says; of several buffers in a row that hold values of
+  /// tiles, the first tile.
   std::uint32_t of = 0;
   std::uint32_t micro_batch = 0;
   std::uint32_t round = 0;
-  std::uint32_t part = 0;
+  std::uint32_t part = 0;  ///< of a value made in parts: the last one present
+  Extent extent = Extent::whole;
+  std::uint16_t age = 0;  ///< of parameters and state: updates that they lack, the pending one too
   auto operator<=>(const Value&) const = default;
 };
 

@@ -59,10 +59,9 @@ enum class Sharding : std::uint8_t {
   parameters,  ///< stage 3: the rank's part of these too; a pass gathers them block by block
 };
 
-/// The replicas of a stage, each with micro-batches of its own, and which of them this is.
+/// The replicas of a stage, each with micro-batches of its own.
 struct Replicas {
   std::uint32_t count = 1;
-  std::uint32_t index = 0;
   Sharding sharding = Sharding::none;
   SumOrder sums = SumOrder::fast;
   /// With Sharding::parameters, number of ranks of a node that share out a second copy of the
@@ -71,10 +70,12 @@ struct Replicas {
   std::uint32_t secondary = 1;
 };
 
-/// The ranks that share out every matrix of a model, a tensor group, and which of them this is
-/// (Shoeybi et al. 2019, Megatron-LM, section 3). All have the same micro-batches.
+/// The ranks that share out every matrix of a model, a tensor group (Shoeybi et al. 2019,
+/// Megatron-LM, section 3). All have the same micro-batches.
 struct TensorGroup {
   std::uint32_t count = 1;
+  /// Index of a rank among them. What it sends of a sum whose elements the ranks do not divide
+  /// depends on it, and nothing else in a plan does.
   std::uint32_t index = 0;
   /// Whether each rank keeps only its own tokens between blocks, and gathers the tokens of all
   /// ranks for the matrices (Korthikanti et al. 2022, section 4.2.2).

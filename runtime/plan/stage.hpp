@@ -44,13 +44,13 @@ struct StageEntry {
 /// A rank's stage of a pipeline: the layers that it runs, and what it does in turn. All else of the
 /// workload is that of the model, but blocks of other stages are empty.
 struct Stage {
-  std::uint32_t index = 0;
-  std::uint32_t count = 1;
+  std::uint32_t count = 1;          ///< stages of the pipeline
   std::vector<BlockRange> chunks;   ///< ranges of layers; none: all layers, one round after another
   std::vector<StageEntry> entries;  ///< of a step, without those of other ranks' replicas
   /// What the stage does ahead of a step that finds the pipeline empty, where it stays full between
   /// steps.
   std::vector<StageEntry> fill;
+  std::vector<StageEntry> evaluation;  ///< one round forward, and no pass backward
   /// By round: number of updates, counted up to the one this list begins with, that the round's
   /// weights do not have yet. Rounds of later steps that this one begins follow its own. Empty
   /// where the pipeline does not stay full.

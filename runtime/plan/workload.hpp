@@ -52,6 +52,8 @@ struct BlockShape {
 ///
 /// In a tensor group, blocks have the sizes of the largest part, and attention and MLP of a layer
 /// are a block each. What a pass makes is added up over the group before the next block reads it.
+///
+/// All replicas of a stage have one workload. Which of them a rank is, a GridPlace tells beside it.
 struct Workload {
   std::vector<BlockShape> blocks;
   bool operator_tiles = false;
@@ -132,7 +134,7 @@ struct Workload {
     return head_is_embedding() ? 2 * blocks[block].loss_flops : blocks[block].backward_flops;
   }
 
-  // This rank's place
+  // Its ranks
 
   [[nodiscard]] Grid grid() const {
     return {.stages = stage.count, .replicas = replicas.count, .tensor = tensor.count};
@@ -187,9 +189,9 @@ struct Workload {
   [[nodiscard]] ElementCount shard_elements(std::uint32_t block) const {
     return ElementCount{blocks[block].padded_parameters.value() / shards()};
   }
-  /// Returns where this rank's part of a block begins.
-  [[nodiscard]] ElementCount shard_start(std::uint32_t block) const {
-    return ElementCount{shards() == 1 ? 0 : shard_elements(block).value() * replicas.index};
+  /// Returns where a replica's part of a block begins.
+  [[nodiscard]] ElementCount shard_start(std::uint32_t block, std::uint32_t replica) const {
+    return ElementCount{shards() == 1 ? 0 : shard_elements(block).value() * replica};
   }
   /// Whether a pass has to gather the parameters of its block.
   [[nodiscard]] bool gathers() const {

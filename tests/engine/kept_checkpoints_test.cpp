@@ -262,19 +262,18 @@ class KeptByFour : public testing::Test {
   void as_ranks(const std::function<void(const AsRank&)>& body) {
     const std::filesystem::path state = harness_.new_run();
     comm::ThreadGroup(kRanks).run([&](comm::Communicator& self) {
-      const plan::Replicas replicas{.count = kRanks,
-                                    .index = self.rank().value(),
-                                    .sharding = plan::Sharding::parameters,
-                                    .sums = plan::SumOrder::fixed};
+      const std::uint32_t replica = self.rank().value();
+      const plan::Replicas replicas{
+          .count = kRanks, .sharding = plan::Sharding::parameters, .sums = plan::SumOrder::fixed};
       config::TrainOptions options = options_of_ranks(replicas.count, replicas.sums);
       RankOfJob rank({.replicas = replicas}, self, options);
       nvme_swap::StoreOptions store;
-      store.directories = {state / std::to_string(replicas.index)};
+      store.directories = {state / std::to_string(replica)};
       std::filesystem::create_directories(store.directories[0]);
       const auto trainer = harness_.make_rank(options, store, rank);
       trainer->cycle().initialize(
           model::RandomInitializer(harness_.config(), trainer->layout(), options.seed));
-      const RunConfig config{.id = RunId{{1, replicas.index}},
+      const RunConfig config{.id = RunId{{1, replica}},
                              .model = harness_.config(),
                              .options = options,
                              .data = "data"};
@@ -283,7 +282,7 @@ class KeptByFour : public testing::Test {
           {.id = config.id,
            .save_every = 2,
            .keep = 1,
-           .part = {.ranks = kRanks, .rank = replicas.index, .sharding = replicas.sharding}});
+           .part = {.ranks = kRanks, .rank = replica, .sharding = replicas.sharding}});
       const data::Sampler sampler = harness_.sampler(options);
       const auto step = [&] { trainer->step(harness_.tokens(), sampler); };
       for (int i = 0; i < 2; ++i) step();

@@ -138,8 +138,7 @@ class PlanOnPaper : public testing::TestWithParam<GridCase> {
     config::TrainOptions options = request.options;
     options.tensor.index = place.tensor_index();
     resolve(options, config_);
-    plan::Replicas replicas = replicas_of(options, place.grid.replicas);
-    replicas.index = place.replica();
+    const plan::Replicas replicas = replicas_of(options, place.grid.replicas);
     FoundMachine machine(trained.plan);
     RankGroups on_paper(place);
     return plan_rank(config_, options, replicas, StageLayers::chosen, machine, on_paper,

@@ -110,7 +110,6 @@ class RankOfJob {
   /// `options` become those of this rank.
   RankOfJob(const Job& job, comm::Communicator& self, config::TrainOptions& options)
       : groups_(&self, grid_of(job)), of_stage_(job.replicas) {
-    of_stage_.index = groups_.place().replica();
     options.tensor.index = groups_.place().tensor_index();
     groups_.join(of_stage_.secondary, join_gpus(groups_, options));
   }

@@ -34,8 +34,9 @@ std::vector<std::vector<Element>> moments(StateFormat format, std::uint64_t seed
   nvme_swap::StoreOptions where;
   where.directories = state_directories(options, run);
   const auto store = nvme_swap::TileStore::open(where);
-  const StateSlots slots(format, plan::make_tiles(workload, ElementCount{options.tile_parameters}),
-                         workload.blocks.size());
+  const StateSlots slots(
+      format, plan::make_tiles(workload, ElementCount{options.tile_parameters}, /*replica=*/0),
+      workload.blocks.size());
   std::vector<std::vector<Element>> result(workload.blocks.size());
   for (std::uint32_t tile = 0; tile < slots.tiles().size(); ++tile) {
     const cpu_adam::StateLayout& layout = slots.layout(tile);

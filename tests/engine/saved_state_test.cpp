@@ -120,32 +120,31 @@ TEST(SavedStateOfRanks, IsReadThroughATileAndAWindow) {
 
 /// The version is what docs/formats.md says of the first eight bytes.
 TEST(SavedRank, HasTheVersionOfWhatItTells) {
-  plan::Workload workload;
-  const auto version = [&workload] {
+  SavedRank rank;
+  const auto version = [&rank] {
     std::vector<std::byte> record;
-    encode(TrainingState{}, workload, record);
+    encode(TrainingState{}, rank, record);
     std::uint64_t number = 0;
     std::memcpy(&number, record.data(), sizeof number);
     return number;
   };
   EXPECT_EQ(version(), 2U);
-  workload.stage.count = 2;
-  workload.stage.chunks = {{.first = 0, .end = 2}};
+  rank.grid.stages = 2;
+  rank.layers = {{.first = 0, .end = 2}};
   EXPECT_EQ(version(), 3U);
-  workload.tensor.count = 2;
+  rank.grid.tensor = 2;
   EXPECT_EQ(version(), 4U);
 }
 
 /// Two stages of one replica, whose matrices two ranks share.
 TEST(SavedRank, OfAStageOrAPartBeyondTheLastIsRefused) {
-  plan::Workload workload;
-  workload.stage.count = workload.tensor.count = 2;
-  workload.stage.chunks = {{.first = 3, .end = 5}};
-  const auto rank_of = [&workload](std::uint32_t stage, std::uint32_t part) {
-    workload.stage.index = stage;
-    workload.tensor.index = part;
-    std::vector<std::byte> record;
-    encode(TrainingState{}, workload, record);
+  std::vector<std::byte> record;
+  encode(TrainingState{}, {.grid = {.stages = 2, .tensor = 2}, .layers = {{.first = 3, .end = 5}}},
+         record);
+  // docs/formats.md: bytes 80 to 95 are the number of stages, the stage, parts and the part.
+  const auto rank_of = [&record](std::uint32_t stage, std::uint32_t part) {
+    std::memcpy(record.data() + 84, &stage, sizeof stage);
+    std::memcpy(record.data() + 92, &part, sizeof part);
     return decode_rank(record).rank;
   };
   EXPECT_EQ(rank_of(1, 1), 3U);

@@ -19,8 +19,8 @@ TEST(Choose, StagesNoMoreThanTheLargestTile) {
   const PlacementRequest request{.tile_parameters = ElementCount{1 << 20}};
   const Placement placement = chosen(workload, kUnlimited, request);
   EXPECT_EQ(placement.tile_parameters.value(), 3 * kLeafParameters);
-  EXPECT_EQ(make_tiles(workload, placement.tile_parameters).size(),
-            make_tiles(workload, request.tile_parameters).size());
+  EXPECT_EQ(make_tiles(workload, placement.tile_parameters, /*replica=*/0).size(),
+            make_tiles(workload, request.tile_parameters, /*replica=*/0).size());
 }
 
 TEST(Choose, RefusesDeviceStateWithStreamedParameters) {

@@ -18,8 +18,12 @@ class GroupMeaning {
  private:
   void reads(const Value& value) { needs_.insert({value, false}); }
   void writes(const Value& value) { needs_.insert({value, true}); }
-  [[nodiscard]] Value here(ValueKind kind, std::uint32_t of, std::uint32_t part = 0) const {
-    return {kind, of, op_.micro_batch, op_.round, part};
+  [[nodiscard]] Value here(ValueKind kind, std::uint32_t of, Extent extent = Extent::whole) const {
+    return {.kind = kind,
+            .of = of,
+            .micro_batch = op_.micro_batch,
+            .round = op_.round,
+            .extent = extent};
   }
   void input() { reads(here(ValueKind::boundary, op_.block - 1)); }
   void scratch() { writes({}); }
@@ -47,7 +51,7 @@ class GroupMeaning {
     }
     const OpKind sum = by_tokens() ? OpKind::reduce_scatter : OpKind::all_reduce;
     if (op_.kind == sum && (what == ValueKind::boundary || what == ValueKind::between_tiles)) {
-      return passes(here(what, op_.block, kAddend), here(what, op_.block));
+      return passes(here(what, op_.block, Extent::addend), here(what, op_.block));
     }
     if (op_.kind != OpKind::all_gather) return;  // no needs: what it declares is wrong
     if (what == ValueKind::gathered_scans) {
@@ -55,10 +59,10 @@ class GroupMeaning {
     }
     if (!by_tokens()) return;
     if (what == ValueKind::normal) {
-      return passes(here(what, op_.block, kShard), here(what, op_.block));
+      return passes(here(what, op_.block, Extent::shard), here(what, op_.block));
     }
     passes(here(ValueKind::boundary_gradient, op_.block),
-           here(ValueKind::boundary_gradient, op_.block, kGathered));
+           here(ValueKind::boundary_gradient, op_.block, Extent::gathered));
   }
 
   /// The passes of a micro-batch through a block in their order: the norm of its own tokens, where
@@ -71,7 +75,7 @@ class GroupMeaning {
     if (op_.block > 0) parameters_of_pass(pass == scan || pass == part);
     if (pass == norm) {
       input();
-      writes(here(ValueKind::normal, op_.block, kShard));
+      writes(here(ValueKind::normal, op_.block, Extent::shard));
     } else if (pass == scan) {
       read_rows();
       reads(here(ValueKind::tokens, 0));
@@ -107,7 +111,7 @@ class GroupMeaning {
         input();  // the residual
         read_rows();
       }
-      writes(here(ValueKind::boundary, op_.block, kAddend));
+      writes(here(ValueKind::boundary, op_.block, Extent::addend));
       if (kept() && training_) writes(here(ValueKind::saved, op_.block));
       return;
     }
@@ -120,11 +124,12 @@ class GroupMeaning {
       if (!training_) return;
       if (w_.tied_head) writes({ValueKind::tied_gradient_sum, 0, 0, op_.round});
     } else {
-      reads(here(ValueKind::boundary_gradient, op_.block, by_tokens() ? kGathered : 0));
+      reads(here(ValueKind::boundary_gradient, op_.block,
+                 by_tokens() ? Extent::gathered : Extent::whole));
     }
     sum_gradient();
     if (op_.block == 0) return reads(here(ValueKind::tokens, 0));
-    writes(here(ValueKind::between_tiles, op_.block, kAddend));
+    writes(here(ValueKind::between_tiles, op_.block, Extent::addend));
     if (op_.kind == OpKind::loss) return;
     read_rows();
     const Value saved = here(ValueKind::saved, op_.block);

@@ -17,7 +17,7 @@ namespace {
 Workload even_blocks(Sharding sharding) {
   Workload workload = small_workload();
   workload.compute = DType::bf16;
-  workload.replicas = {.count = 2, .index = 0, .sharding = sharding};
+  workload.replicas = {.count = 2, .sharding = sharding};
   for (BlockShape& block : workload.blocks) {
     block.parameters = ElementCount{2 * kLeafParameters};
     block.forward_flops = 1;

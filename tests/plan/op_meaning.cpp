@@ -12,6 +12,11 @@
 namespace spillway::plan {
 namespace {
 
+/// This rank's part of a block in the copy that its node keeps.
+Value kept_by_node(const Op& op) {
+  return {.kind = ValueKind::parameters, .of = op.block, .extent = Extent::secondary};
+}
+
 class Meaning {
  public:
   Meaning(const RunOf& run, const Op& op)
@@ -34,7 +39,7 @@ class Meaning {
       case OpKind::update: update(); break;
       case OpKind::checksum: to_disk(); break;
       case OpKind::copy: to_disk(); break;
-      case OpKind::commit: reads(state(1)); break;
+      case OpKind::commit: reads(new_state()); break;
       case OpKind::stash:
         reads(old_parameters());
         writes(old_parameters());
@@ -55,8 +60,11 @@ class Meaning {
   [[nodiscard]] Value here(ValueKind kind, std::uint32_t of, std::uint32_t part = 0) const {
     return {kind, of, op_.micro_batch, op_.round, part};
   }
-  [[nodiscard]] Value state(std::uint32_t part) const {
-    return {ValueKind::state, op_.kind == OpKind::commit ? 0 : op_.tile, 0, 0, part};
+  [[nodiscard]] Value new_state() const {
+    return {ValueKind::state, op_.kind == OpKind::commit ? 0 : op_.tile};
+  }
+  [[nodiscard]] Value old_state() const {
+    return {.kind = ValueKind::state, .of = op_.tile, .age = 1};
   }
   [[nodiscard]] std::uint32_t layer() const {
     return w_.operator_tiles ? w_.blocks[op_.block].layer : op_.block;
@@ -77,17 +85,21 @@ class Meaning {
   /// What this rank has of a block that the ranks have a part of each.
   [[nodiscard]] Value own_parameters() const {
     const bool parts = w_.replicas.count > 1 && w_.replicas.sharding != Sharding::none;
-    return {ValueKind::parameters, op_.block, 0, 0, parts ? kShard : 0};
+    return {.kind = ValueKind::parameters,
+            .of = op_.block,
+            .extent = parts ? Extent::shard : Extent::whole};
   }
   [[nodiscard]] Value own_gradient() const {
-    return {ValueKind::gradient, op_.block, 0, op_.round, w_.replicas.count > 1 ? kShard : 0};
+    return {.kind = ValueKind::gradient,
+            .of = op_.block,
+            .round = op_.round,
+            .extent = w_.replicas.count > 1 ? Extent::shard : Extent::whole};
   }
   /// Parameters pass between ranks where each has a part, by all_gather; gradients always do.
   void collective() {
     const bool parts = w_.replicas.sharding != Sharding::none;
     if (op_.kind == OpKind::all_gather && parts) {
-      reads(op_.group == RankGroup::node ? Value{ValueKind::parameters, op_.block, 0, 0, kSecondary}
-                                         : own_parameters());
+      reads(op_.group == RankGroup::node ? kept_by_node(op_) : own_parameters());
       return writes({ValueKind::parameters, op_.block});
     }
     const bool one_by_one = w_.replicas.sums == SumOrder::fixed;
@@ -115,7 +127,7 @@ class Meaning {
   }
 
   [[nodiscard]] Value old_parameters() const {
-    return {ValueKind::parameters, op_.block, 0, 0, kStale};
+    return {.kind = ValueKind::parameters, .of = op_.block, .age = 1};
   }
   /// Passes of a step use the weights that the step before began with, where the pipeline stays
   /// full, and those of the next step newer ones. Where each round is a step, a round that comes to
@@ -124,7 +136,7 @@ class Meaning {
     if (!w_.stage.stays_full() || !training_) return {ValueKind::parameters, block};
     const bool each = w_.rounds == 1;
     const std::uint32_t late = each ? w_.stage.begun - op_.round : (op_.round < w_.rounds ? 1 : 0);
-    return {ValueKind::parameters, block, 0, 0, late > 0 ? kStale + late - 1 : 0};
+    return {.kind = ValueKind::parameters, .of = block, .age = static_cast<std::uint16_t>(late)};
   }
   void parameters() {
     reads(weights_of(op_.block));
@@ -237,21 +249,21 @@ class Meaning {
 
   void update() {
     reads({ValueKind::total_gradient, op_.block, 0, kLastStep});
-    reads(state(0));
-    writes(state(1));
+    reads(old_state());
+    writes(new_state());
     writes(own_parameters());
     if (p_.blocks[op_.block].state == Tier::nvme) writes({ValueKind::checksum, op_.tile});
   }
 
   /// 16-bit parameters that the state is not whole without come from where the host keeps them.
   void to_disk() {
-    reads(state(1));
+    reads(new_state());
     if (split() && p_.blocks[op_.block].state != Tier::device) {
       reads(own_parameters());
     }
     if (op_.kind == OpKind::checksum) return writes({ValueKind::checksum, op_.tile});
     reads({ValueKind::checksum, op_.tile});
-    writes(state(1));
+    writes(new_state());
   }
 
  public:
@@ -280,9 +292,10 @@ std::string wrong_copy(const StepPlan& plan, const Op& op, const RunOf& run) {
   for (const Access& access : plan.accesses_of(op)) {
     Value value = access.value;
     if (value.kind == ValueKind::gradient) {
-      if (value.part != (run.workload.replicas.count > 1 ? kShard : 0)) return "ranks are left out";
+      const bool shared = run.workload.replicas.count > 1;
+      if (value.extent != (shared ? Extent::shard : Extent::whole)) return "ranks are left out";
       value.kind = ValueKind::total_gradient;
-      value.part = 0;
+      value.extent = Extent::whole;
     }
     if (stages && value == Value{ValueKind::parameters, op.block}) {
       rides = true;
@@ -300,13 +313,14 @@ bool keeps_secondary(const StepPlan& plan, const Op& op) {
   const std::span<const Access> accesses = plan.accesses_of(op);
   return op.kind == OpKind::copy && op.lane == Lane::d2h && accesses.size() == 2 &&
          accesses[0].value == Value{ValueKind::parameters, op.block} &&
-         accesses[1].value == Value{ValueKind::parameters, op.block, 0, 0, kSecondary};
+         accesses[1].value == kept_by_node(op);
 }
 
 }  // namespace
 
 std::string find_wrong_meaning(const StepPlan& plan, const RunOf& run) {
-  const std::vector<Tile> tiles = make_tiles(run.workload, run.placement.tile_parameters);
+  const std::vector<Tile> tiles =
+      make_tiles(run.workload, run.placement.tile_parameters, /*replica=*/0);
   std::map<std::vector<std::uint32_t>, int> seen;
   for (std::size_t i = 0; i < plan.ops.size(); ++i) {
     const Op& op = plan.ops[i];

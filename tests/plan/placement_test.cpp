@@ -223,7 +223,7 @@ TEST(Tiles, CoverEveryBlockExactlyAndStartOnLeaves) {
     const ElementCount size{cases.between(1, 6) * kLeaf};
     std::vector<ElementCount> covered(workload.blocks.size());
     std::uint32_t block = 0;
-    for (const Tile& tile : make_tiles(workload, size)) {
+    for (const Tile& tile : make_tiles(workload, size, /*replica=*/0)) {
       EXPECT_GE(tile.block, block);
       block = tile.block;
       EXPECT_EQ(tile.first, covered.at(block));

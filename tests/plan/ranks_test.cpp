@@ -85,11 +85,11 @@ TEST(StepsOfRanks, WaitForNothingThatOrdersNothing) {
 }
 
 TEST(StepsOfRanks, PrintAsTheGoldenFiles) {
-  const Workload gathered = of_ranks({.count = 2, .index = 1, .sharding = Sharding::parameters});
+  const Workload gathered = of_ranks({.count = 2, .sharding = Sharding::parameters});
   expect_golden("step_of_ranks_gathered.txt",
                 to_text(build_training_step(gathered, placement_of(gathered))));
   const Workload shared =
-      of_ranks({.count = 2, .index = 0, .sharding = Sharding::state, .sums = SumOrder::fixed});
+      of_ranks({.count = 2, .sharding = Sharding::state, .sums = SumOrder::fixed});
   expect_golden("step_of_ranks_fixed_sums.txt",
                 to_text(build_training_step(shared, placement_of(shared))));
 }
@@ -100,7 +100,7 @@ TEST(StepsOfRanks, PrintAsTheGoldenFiles) {
 TEST(StepsOfRanks, SendWhatTheStagesOfZeroSend) {
   for (const std::uint32_t count : {2U, 3U, 8U}) {
     for (const Sharding sharding : {Sharding::none, Sharding::state, Sharding::parameters}) {
-      const Workload w = of_ranks({.count = count, .index = 1, .sharding = sharding});
+      const Workload w = of_ranks({.count = count, .sharding = sharding});
       std::uint64_t all = 0;
       for (const BlockShape& block : w.blocks) all += block.padded_parameters.value();
       const std::uint64_t layers =
@@ -119,8 +119,7 @@ TEST(StepsOfRanks, WithASecondCopyGatherOverTheNetworkOnce) {
   constexpr std::uint32_t kCount = 8;
   for (const std::uint32_t node : {2U, 4U, 8U}) {
     for (const std::uint32_t rounds : {1U, 3U}) {
-      Workload w = of_ranks(
-          {.count = kCount, .index = 5, .sharding = Sharding::parameters, .secondary = node});
+      Workload w = of_ranks({.count = kCount, .sharding = Sharding::parameters, .secondary = node});
       w.rounds = rounds;
       std::uint64_t all = 0;
       for (const BlockShape& block : w.blocks) all += block.padded_parameters.value();
@@ -146,8 +145,7 @@ TEST(StepsOfRanks, WithASecondCopyGatherOverTheNetworkOnce) {
 }
 
 TEST(StepsOfRanks, GatherOnTheNodeAtTheNodesRate) {
-  const Workload w =
-      of_ranks({.count = 4, .index = 0, .sharding = Sharding::parameters, .secondary = 2});
+  const Workload w = of_ranks({.count = 4, .sharding = Sharding::parameters, .secondary = 2});
   MachineProfile machine;
   machine.gpu_flops = 1e15;
   machine.h2d = machine.d2h = machine.update = 1e15;
@@ -167,14 +165,14 @@ TEST(StepsOfRanks, GatherOnTheNodeAtTheNodesRate) {
 
 TEST(StepsOfRanks, CutEveryBlockIntoEqualShardsThatCoverIt) {
   constexpr std::uint32_t kCount = 3;
+  const Workload w = of_ranks({.count = kCount, .sharding = Sharding::state});
   std::vector<std::vector<int>> covered;
   for (std::uint32_t rank = 0; rank < kCount; ++rank) {
-    const Workload w = of_ranks({.count = kCount, .index = rank, .sharding = Sharding::state});
     covered.resize(w.blocks.size());
     for (std::size_t b = 0; b < w.blocks.size(); ++b) {
       covered[b].resize(w.blocks[b].padded_parameters / ElementCount{kLeafParameters});
     }
-    for (const Tile& tile : make_tiles(w, ElementCount{2 * kLeafParameters})) {
+    for (const Tile& tile : make_tiles(w, ElementCount{2 * kLeafParameters}, rank)) {
       ASSERT_EQ(tile.first.value() % kLeafParameters, 0U);
       const std::size_t first = tile.first / ElementCount{kLeafParameters};
       for (std::size_t i = 0; i < tile.count / ElementCount{kLeafParameters}; ++i) {
@@ -189,7 +187,7 @@ TEST(StepsOfRanks, CutEveryBlockIntoEqualShardsThatCoverIt) {
 // and K of state, each divided by the ranks from its stage on. The whole copy of parameters is on
 // the device, or, from stage 3 on, none is; shards of parameters and gradients wait on the host.
 TEST(StepsOfRanks, HoldOneShardOfState) {
-  const Replicas base{.count = 4, .index = 2};
+  const Replicas base{.count = 4};
   for (const Sharding sharding : {Sharding::none, Sharding::state, Sharding::parameters}) {
     Replicas ranks = base;
     ranks.sharding = sharding;
@@ -224,7 +222,7 @@ TEST(StepsOfRanks, HoldWhatThePublishedTableSays) {
       }
       w.compute = DType::bf16;
       for (const Sharding sharding : {Sharding::state, Sharding::parameters}) {
-        w.replicas = {.count = count, .index = 1, .sharding = sharding};
+        w.replicas = {.count = count, .sharding = sharding};
         pad_for_ranks(w);
         Placement placement = placement_of(w);
         placement.tile_parameters = ElementCount{2U << 20};
@@ -245,7 +243,7 @@ TEST(StepsOfRanks, HoldWhatThePublishedTableSays) {
 }
 
 TEST(StepsOfRanks, OverlapCollectivesWithPasses) {
-  const Workload w = of_ranks({.count = 2, .index = 0, .sharding = Sharding::parameters});
+  const Workload w = of_ranks({.count = 2, .sharding = Sharding::parameters});
   MachineProfile machine;
   machine.gpu_flops = 1e9;
   machine.h2d = machine.d2h = machine.update = 1e12;
@@ -261,7 +259,7 @@ TEST(StepsOfRanks, OverlapCollectivesWithPasses) {
 // With a slot beside the one in use, the next block is gathered while backward computes, though its
 // gradient's reduction, which waits for backward, stands on the same lane.
 TEST(StepsOfRanks, GatherTheNextBlockDuringBackward) {
-  const Workload w = of_ranks({.count = 2, .index = 0, .sharding = Sharding::parameters});
+  const Workload w = of_ranks({.count = 2, .sharding = Sharding::parameters});
   Placement placement = placement_of(w);
   for (const std::uint32_t slots : {1U, 2U, 3U}) {
     placement.parameter_slots = slots;
@@ -283,7 +281,7 @@ TEST(StepsOfRanks, GatherTheNextBlockDuringBackward) {
 TEST(PlacementOfRanks, LeavesTheUpdateToTheHostAndParametersWholeBelowStage3) {
   const Budgets plenty{1_GiB, 1_GiB, 1_GiB};
   for (const Sharding sharding : {Sharding::none, Sharding::state, Sharding::parameters}) {
-    const Workload w = of_ranks({.count = 2, .index = 0, .sharding = sharding});
+    const Workload w = of_ranks({.count = 2, .sharding = sharding});
     const auto choice = choose_placement(w, plenty, {});
     const auto& placement = std::get<Placement>(choice);
     for (const BlockCut& cut : placement.blocks) {
@@ -296,7 +294,7 @@ TEST(PlacementOfRanks, LeavesTheUpdateToTheHostAndParametersWholeBelowStage3) {
 
 TEST(PlacementOfRanks, RefusesWhatRanksCannotDo) {
   const Budgets plenty{1_GiB, 1_GiB, 1_GiB};
-  Workload w = of_ranks({.count = 2, .index = 0, .sharding = Sharding::state});
+  Workload w = of_ranks({.count = 2, .sharding = Sharding::state});
   EXPECT_THROW(std::ignore = choose_placement(w, plenty, {.state = Tier::device}), Error);
   EXPECT_THROW(std::ignore = choose_placement(w, plenty, {.order = WorkOrder::micro_batch_major}),
                Error);

@@ -94,7 +94,7 @@ TEST(StageBoundaries, KeepEveryRuleOfAPlanOnAGrid) {
     for (const bool sequence : {false, true}) {
       RandomCases cases(property_seed());
       Workload model = model_of_two();
-      model.replicas = {.count = 2, .index = 1, .sharding = sharding};
+      model.replicas = {.count = 2, .sharding = sharding};
       pad_for_ranks(model);
       cases.make_group(model);
       model.tensor.sequence = sequence;

@@ -73,7 +73,7 @@ TEST(Stages, KeepEveryRuleOfAPlanWithReplicas) {
   for (const Sharding sharding : {Sharding::none, Sharding::state, Sharding::parameters}) {
     for (const SumOrder sums : {SumOrder::fast, SumOrder::fixed}) {
       Workload model = model_of(8, Head::tied);
-      model.replicas = {.count = 2, .index = 1, .sharding = sharding, .sums = sums};
+      model.replicas = {.count = 2, .sharding = sharding, .sums = sums};
       pad_for_ranks(model);
       expect_correct_stages(model, model.gathers() ? BlockCut{} : kResident);
     }

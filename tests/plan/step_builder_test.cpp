@@ -142,7 +142,7 @@ TEST(StepBuilderProperty, EveryTileIsUpdatedAndNormedOnceAndEveryMicroBatchWorke
   for (int i = 0; i < 1000; ++i) {
     const auto [workload, placement] = cases.next();
     const StepPlan plan = build_training_step(workload, placement);
-    const std::vector<Tile> tiles = make_tiles(workload, placement.tile_parameters);
+    const std::vector<Tile> tiles = make_tiles(workload, placement.tile_parameters, /*replica=*/0);
     std::map<std::uint32_t, int> updates, norms;
     std::set<std::vector<std::uint32_t>> work;
     for (const Op& op : plan.ops) {

@@ -38,7 +38,7 @@ TEST(StepTrafficProperty, EqualsTheFormulasExactly) {
     const auto [workload, placement] = cases.next();
     const StepPlan plan = build_training_step(workload, placement);
     EXPECT_EQ(bytes_moved(plan, kUploadParams), uploads_by_formula(workload, placement));
-    std::vector<Tile> paged = make_tiles(workload, placement.tile_parameters);
+    std::vector<Tile> paged = make_tiles(workload, placement.tile_parameters, /*replica=*/0);
     std::erase_if(
         paged, [&](const Tile& tile) { return placement.blocks[tile.block].state != Tier::nvme; });
     Bytes read;

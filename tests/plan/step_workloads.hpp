@@ -190,10 +190,8 @@ class RandomCases {
     Workload w = workload();
     constexpr Sharding kShardings[] = {Sharding::none, Sharding::state, Sharding::parameters};
     w.replicas = {.count = static_cast<std::uint32_t>(between(2, 5)),
-                  .index = 0,
                   .sharding = kShardings[between(0, 2)],
                   .sums = maybe() ? SumOrder::fixed : SumOrder::fast};
-    w.replicas.index = static_cast<std::uint32_t>(between(0, w.replicas.count - 1));
     const auto node = static_cast<std::uint32_t>(between(1, 3));
     if (w.gathers() && w.replicas.count % node == 0) w.replicas.secondary = node;
     pad_for_ranks(w);

@@ -86,7 +86,7 @@ TEST(TiledStepProperty, EveryTileIsUpdatedAndNormedOnceAndEveryMicroBatchWorkedO
         EXPECT_NE(op.block, 0U) << "the vectors are read, never run";
       }
     }
-    const std::size_t tiles = make_tiles(workload, placement.tile_parameters).size();
+    const std::size_t tiles = make_tiles(workload, placement.tile_parameters, /*replica=*/0).size();
     EXPECT_EQ(updates.size(), tiles);
     EXPECT_EQ(norms.size(), tiles);
     for (const auto& [tile, times] : updates) EXPECT_EQ(times, 1);

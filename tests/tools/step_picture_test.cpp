@@ -170,6 +170,17 @@ TEST(StepPicture, SaysHowManyTokensHideALane) {
   EXPECT_GT(excess(rounds - 1), 0);
 }
 
+/// The planner has simulated the step already.
+TEST(StepPicture, IsTheSameFromThePredictionOfThePlan) {
+  engine::Planned planned = planned_step();
+  const plan::StepPlan step = plan::build_training_step(planned.workload, planned.placement);
+  ASSERT_GT(planned.workload.rounds, 1U);
+  planned.prediction = {};
+  const ordered_json simulated = step_picture(planned, step);
+  planned.prediction = plan::simulate(step, planned.profile);
+  EXPECT_EQ(step_picture(planned, step), simulated);
+}
+
 TEST(StepPicture, SaysWhatTwiceOfAResourceBuys) {
   engine::Planned planned = planned_step();
   planned.profile.gpu_flops = 1e3;  // nothing else takes any time

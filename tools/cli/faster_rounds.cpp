@@ -36,8 +36,7 @@ std::optional<double> seconds_with(std::uint32_t rounds, const engine::Planned& 
   config::TrainOptions options = planned.options;
   options.rounds = rounds;
   KnownMachine machine(planned);
-  const plan::GridPlace place{.grid = planned.workload.grid()};
-  engine::RankGroups on_paper(place);
+  engine::RankGroups on_paper(planned.place);
   try {
     return engine::plan_rank(config, options, planned.workload.replicas,
                              engine::StageLayers::chosen, machine, on_paper,

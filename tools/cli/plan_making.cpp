@@ -108,7 +108,7 @@ engine::Planned plan_busiest_stage(const PlanRequest& request, config::TrainOpti
   for (std::uint32_t stage = 0; stage < grid.stages; ++stage) {
     engine::Planned of_stage = plan_stage(request, options, grid, stage, machine, note);
     options = of_stage.options;  // the other stages have this cut
-    note(fmt::format("stage {}; predicted {:.4g} s a step", stage_text(of_stage.workload.stage),
+    note(fmt::format("stage {}; predicted {:.4g} s a step", stage_text(of_stage),
                      of_stage.prediction.step_seconds));
     const bool busier =
         plan::speaks_for_job(of_stage.workload.stage.stretch, busiest.workload.stage.stretch);

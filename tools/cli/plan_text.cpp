@@ -76,9 +76,11 @@ std::string_view meaning_of(plan::Sharding sharding) {
   return "";
 }
 
-ordered_json to_json(const plan::Stage& stage) {
-  ordered_json document{
-      {"index", stage.index}, {"count", stage.count}, {"rounds_in_flight", stage.in_flight}};
+ordered_json stage_json(const engine::Planned& planned) {
+  const plan::Stage& stage = planned.workload.stage;
+  ordered_json document{{"index", planned.place.stage()},
+                        {"count", stage.count},
+                        {"rounds_in_flight", stage.in_flight}};
   for (const plan::BlockRange& range : stage.chunks) {
     document["layers"].push_back({range.first, range.end - 1});
   }
@@ -214,10 +216,10 @@ std::string to_text(const PlanView& view) {
                  name_of(view.plan.placement.format));
   fmt::format_to(out, "step       {} tokens: {} round(s) of {} micro-batch(es) of {}\n",
                  plan::tokens_of_step(w), w.rounds, w.micro_batches, w.tokens);
-  if (w.stage.count > 1) fmt::format_to(out, "stage      {}\n", stage_text(w.stage));
+  if (w.stage.count > 1) fmt::format_to(out, "stage      {}\n", stage_text(view.plan));
   if (w.tensor.count > 1) {
-    fmt::format_to(out, "tensor     part {} of {} of every matrix\n", w.tensor.index,
-                   w.tensor.count);
+    fmt::format_to(out, "tensor     part {} of {} of every matrix\n",
+                   view.plan.place.tensor_index(), w.tensor.count);
   }
   if (w.replicas.count > 1) {
     const std::uint32_t ahead = view.plan.placement.parameter_slots - 1;
@@ -278,7 +280,7 @@ nlohmann::ordered_json to_json(const PlanView& view) {
   document["ranks"] = view.plan.workload.replicas.count;
   if (view.plan.workload.tensor.count > 1)
     document["tensor_ranks"] = view.plan.workload.tensor.count;
-  if (view.plan.workload.stage.count > 1) document["stage"] = to_json(view.plan.workload.stage);
+  if (view.plan.workload.stage.count > 1) document["stage"] = stage_json(view.plan);
   if (view.plan.workload.gathers())
     document["gathered_ahead"] = view.plan.placement.parameter_slots - 1;
   for (const engine::ShownShare& share : view.shares) {
@@ -324,7 +326,8 @@ nlohmann::ordered_json to_json(const PlanView& view) {
   return document;
 }
 
-std::string stage_text(const plan::Stage& stage) {
+std::string stage_text(const engine::Planned& planned) {
+  const plan::Stage& stage = planned.workload.stage;
   std::vector<std::string> layers;
   layers.reserve(stage.chunks.size());
   for (const plan::BlockRange& range : stage.chunks) {
@@ -335,8 +338,8 @@ std::string stage_text(const plan::Stage& stage) {
           ? fmt::format("; stale weights (other mathematics), {} version(s) beside the newest",
                         stage.versions)
           : "";
-  return fmt::format("{} of {}: layers {}; {} round(s) in flight{}", stage.index, stage.count,
-                     fmt::join(layers, ", "), stage.in_flight, stale);
+  return fmt::format("{} of {}: layers {}; {} round(s) in flight{}", planned.place.stage(),
+                     stage.count, fmt::join(layers, ", "), stage.in_flight, stale);
 }
 
 }  // namespace spillway::cli

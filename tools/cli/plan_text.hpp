@@ -26,7 +26,7 @@ struct PlanView {
 [[nodiscard]] std::string_view shown_name(plan::Lane lane, config::DeviceKind device);
 [[nodiscard]] Bytes budget_of(const plan::Budgets& budgets, plan::Tier tier);
 /// Returns which stage of a pipeline this is, and its layers.
-[[nodiscard]] std::string stage_text(const plan::Stage& stage);
+[[nodiscard]] std::string stage_text(const engine::Planned& planned);
 /// Returns a rate as the plan, the live line and the report write it.
 [[nodiscard]] std::string shown_rate(double tokens_per_second);
 

@@ -10,6 +10,7 @@
 #include "runtime/plan/machine_profile.hpp"
 #include "runtime/plan/placement/placement.hpp"
 #include "runtime/plan/predict/simulator.hpp"
+#include "runtime/plan/ranks.hpp"
 #include "runtime/plan/workload.hpp"
 
 namespace spillway::engine {
@@ -18,6 +19,7 @@ namespace spillway::engine {
 /// no prediction; gcc refuses an initializer that leaves out any other member.
 struct Planned {
   config::TrainOptions options;  ///< resolved, with the layers of the stages
+  plan::GridPlace place{};       ///< of the rank
   plan::Workload workload;
   plan::Budgets budgets;
   plan::MachineProfile profile{};

@@ -82,9 +82,10 @@ Planned plan_rank(const model::ModelConfig& config, config::TrainOptions resolve
                   PlanningMachine& machine, RankGroups& ranks, const Note& note) {
   check_replicas(resolved, replicas);
   Planned planned;
+  planned.place = ranks.place();
   planned.options = std::move(resolved);
   config::TrainOptions& options = planned.options;
-  const std::uint32_t stage = ranks.place().stage();
+  const std::uint32_t stage = planned.place.stage();
   const bool balances = balances_stages(options) && stage_layers == StageLayers::chosen;
   const plan::Workload whole = make_workload(config, options, replicas);
   planned.workload = of_stage(whole, options, stage);

@@ -61,8 +61,7 @@ plan::Replicas replicas_of(const config::TrainOptions& options, std::uint32_t co
   const auto sharding = options.zero_stage >= 3   ? plan::Sharding::parameters
                         : options.zero_stage >= 1 ? plan::Sharding::state
                                                   : plan::Sharding::none;
-  plan::Replicas replicas{
-      .count = count, .index = 0, .sharding = sharding, .sums = options.sum_order};
+  plan::Replicas replicas{.count = count, .sharding = sharding, .sums = options.sum_order};
   if (count == 1 || sharding != plan::Sharding::parameters) return replicas;
   replicas.secondary = options.secondary_ranks;
   check(count % replicas.secondary == 0, ErrorCode::invalid_argument,

@@ -29,8 +29,7 @@ plan::Workload of_stage(plan::Workload whole, const config::TrainOptions& option
 plan::BalancedLayers balance_stages(plan::Workload whole, const config::TrainOptions& options,
                                     const plan::Budgets& budgets,
                                     const plan::MachineProfile* profile) {
-  whole.replicas.index = 0;  // all ranks of the pipeline get the same answer
-  whole.tensor.index = 0;
+  whole.tensor.index = 0;  // all ranks of the pipeline get the same answer
   const plan::Pipeline pipeline = pipeline_of(options, whole);
   return plan::balance_layers({.model = whole,
                                .pipeline = pipeline,

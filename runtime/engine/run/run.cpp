@@ -46,9 +46,7 @@ ShownShare shown(const MachineShare& share, const ThreadBinding& binding) {
 
 plan::Replicas own_replica(const TrainRequest& request, const plan::GridPlace& place) {
   if (request.ranks == nullptr) return {};
-  plan::Replicas replicas = replicas_of(request.options, place.grid.replicas);
-  replicas.index = place.replica();
-  return replicas;
+  return replicas_of(request.options, place.grid.replicas);
 }
 
 /// Makes a run ready, stage by stage.

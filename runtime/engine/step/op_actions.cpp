@@ -106,7 +106,8 @@ void OpActions::copy(const Op& op, offload::Stream& stream) {
 void OpActions::keep_secondary(const Op& op, offload::Stream& stream) {
   const OpMemory memory = context_.memory_of(op);
   const plan::Replicas& replicas = context_.resources.workload.replicas;
-  const std::size_t first = replicas.index % replicas.secondary * op.bytes.value();
+  const std::uint32_t replica = context_.resources.ranks.place().replica();
+  const std::size_t first = replica % replicas.secondary * op.bytes.value();
   stream.download(memory.host(memory.target()).first(op.bytes.value()),
                   memory.device(memory.source(), context_.compute_bytes(op.block))
                       .subspan(first, op.bytes.value()));

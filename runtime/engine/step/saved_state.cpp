@@ -172,10 +172,11 @@ void SavedState::make_slots(std::uint32_t rank) {
   if (rank == 0) make_parts();
   Shard& shard = shards_[rank];
   plan::Workload own = workload_;
-  own.replicas.index = grid_.replica_of(rank);
   own.stage.chunks = decode_rank(shard.tiles->commit().payload).layers;
   plan::empty_other_stages(own);
-  shard.slots = {shape_.format, plan::make_tiles(own, shape_.tile_parameters), own.blocks.size()};
+  shard.slots = {shape_.format,
+                 plan::make_tiles(own, shape_.tile_parameters, grid_.replica_of(rank)),
+                 own.blocks.size()};
   const std::uint32_t stage = grid_.stage_of(rank);
   stage_of_.resize(own.blocks.size());
   for (std::uint32_t block = 0; block < own.blocks.size(); ++block) {

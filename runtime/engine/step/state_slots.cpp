@@ -20,8 +20,9 @@ StateSlots::StateSlots(StateFormat format, std::vector<plan::Tile> tiles, std::s
   first_tile_.resize(blocks + 1, static_cast<std::uint32_t>(tiles_.size()));
 }
 
-StateSlots::StateSlots(const plan::Workload& workload, const plan::Placement& placement)
-    : StateSlots(placement.format, plan::make_tiles(workload, placement.tile_parameters),
+StateSlots::StateSlots(const plan::Workload& workload, const plan::Placement& placement,
+                       std::uint32_t replica)
+    : StateSlots(placement.format, plan::make_tiles(workload, placement.tile_parameters, replica),
                  workload.blocks.size()) {
   for (std::size_t i = 0; i < tiles_.size(); ++i) {
     const bool lives_there = placement.blocks[tiles_[i].block].state == plan::Tier::nvme;

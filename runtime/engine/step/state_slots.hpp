@@ -21,8 +21,9 @@ class StateSlots {
   StateSlots() = default;
   /// Takes `tiles`, which are of so many blocks; some blocks may have none.
   StateSlots(StateFormat format, std::vector<plan::Tile> tiles, std::size_t blocks);
-  /// Takes the tiles of the workload, with room on disk only for those that go there.
-  StateSlots(const plan::Workload& workload, const plan::Placement& placement);
+  /// Takes a replica's tiles of the workload, with room on disk only for those that go there.
+  StateSlots(const plan::Workload& workload, const plan::Placement& placement,
+             std::uint32_t replica);
 
   [[nodiscard]] std::span<const plan::Tile> tiles() const { return tiles_; }
   /// Returns the tiles of a block as buffers of a pool that has them all.

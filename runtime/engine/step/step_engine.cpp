@@ -6,7 +6,6 @@
 
 #include "runtime/base/error.hpp"
 #include "runtime/engine/device/compute_device.hpp"
-#include "runtime/engine/step/training_state.hpp"
 
 namespace spillway::engine {
 namespace {
@@ -37,8 +36,7 @@ std::vector<BlockGroups> groups_of(const EngineSetup& setup, const ModelRuntime&
 /// Passes that are measured alone exchange nothing, whatever ranks their workload names.
 void check_ranks(const EngineSetup& setup, const RankGroups& ranks) {
   if (ranks.alone() && setup.store.options.directories.empty()) return;
-  const SavedRank saved = saved_rank_of(setup.plan.workload);
-  SPILLWAY_ASSERT((ranks.place() == plan::GridPlace{saved.grid, saved.rank}));
+  SPILLWAY_ASSERT(ranks.place().grid == setup.plan.workload.grid());
   const bool on_gpus = ranks.gpu(RankGroups::Group::job) != nullptr;
   SPILLWAY_ASSERT(ranks.alone() ||
                   on_gpus == (setup.plan.options.device == config::DeviceKind::cuda));
@@ -54,7 +52,7 @@ StepEngine::StepEngine(EngineSetup setup, const ModelRuntime& model,
       streams_(std::make_unique<Streams>(*backend_, ranks_.gpu(RankGroups::Group::job))),
       constants_(make_constants(model.transformer.get(), *backend_, *streams_->upload)),
       device_math_(make_device_math(options(), *streams_->compute)),
-      slots_(workload(), placement()),
+      slots_(workload(), placement(), ranks_.place().replica()),
       memory_(std::make_unique<Memory>(
           pools ? std::move(*pools) : plan::make_pools(workload(), placement()), *backend_,
           setup_.shared)) {

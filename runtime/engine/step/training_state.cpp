@@ -114,13 +114,11 @@ void read_place(std::span<const std::byte> bytes, bool of_part, SavedRank& saved
 
 }  // namespace
 
-SavedRank saved_rank_of(const plan::Workload& workload) {
-  const plan::Grid grid = workload.grid();
-  return {
-      .grid = grid,
-      .rank = grid.rank_of(workload.stage.index, workload.replicas.index, workload.tensor.index),
-      .sharding = workload.replicas.sharding,
-      .layers = workload.stage.chunks};
+SavedRank saved_rank_of(const plan::Workload& workload, const plan::GridPlace& place) {
+  return {.grid = place.grid,
+          .rank = place.rank,
+          .sharding = workload.replicas.sharding,
+          .layers = workload.stage.chunks};
 }
 
 std::string to_text(const SavedRank& saved) {
@@ -138,13 +136,10 @@ std::string to_text(const SavedRank& saved) {
   return fmt::format("{} with layers {}", rank, fmt::join(layers, ", "));
 }
 
-void encode(const TrainingState& state, const plan::Workload& workload,
-            std::vector<std::byte>& bytes) {
-  const plan::Replicas& replicas = workload.replicas;
-  const plan::Stage& stage = workload.stage;
-  const plan::TensorGroup& tensor = workload.tensor;
-  const bool staged = stage.count > 1;
-  const bool of_part = tensor.count > 1;
+void encode(const TrainingState& state, const SavedRank& rank, std::vector<std::byte>& bytes) {
+  const plan::Grid& grid = rank.grid;
+  const bool staged = grid.stages > 1;
+  const bool of_part = grid.tensor > 1;
   const Record record{.version = of_part  ? kVersionOfParts
                                  : staged ? kVersionOfStages
                                           : kVersion,
@@ -156,12 +151,12 @@ void encode(const TrainingState& state, const plan::Workload& workload,
                       .hysteresis_left = state.loss_scale.hysteresis_left,
                       .skipped = state.skipped,
                       .skipped_in_a_row = state.skipped_in_a_row,
-                      .ranks = replicas.count,
-                      .rank = replicas.index,
-                      .sharding = static_cast<std::uint64_t>(replicas.sharding)};
-  const StageRecord of_stage{.stages = stage.count, .stage = stage.index};
-  const PartRecord of_group{.parts = tensor.count, .part = tensor.index};
-  const std::size_t layers = staged ? stage.chunks.size() * sizeof(plan::BlockRange) : 0;
+                      .ranks = grid.replicas,
+                      .rank = grid.replica_of(rank.rank),
+                      .sharding = static_cast<std::uint64_t>(rank.sharding)};
+  const StageRecord of_stage{.stages = grid.stages, .stage = grid.stage_of(rank.rank)};
+  const PartRecord of_group{.parts = grid.tensor, .part = grid.tensor_index_of(rank.rank)};
+  const std::size_t layers = staged ? rank.layers.size() * sizeof(plan::BlockRange) : 0;
   bytes.resize(sizeof record + (staged || of_part ? sizeof of_stage : 0) +
                (of_part ? sizeof of_group : 0) + layers);
   std::span<std::byte> left(bytes);
@@ -172,7 +167,7 @@ void encode(const TrainingState& state, const plan::Workload& workload,
   put(&record, sizeof record);
   if (staged || of_part) put(&of_stage, sizeof of_stage);
   if (of_part) put(&of_group, sizeof of_group);
-  if (staged) put(stage.chunks.data(), layers);
+  if (staged) put(rank.layers.data(), layers);
 }
 
 TrainingState decode(std::span<const std::byte> bytes) {

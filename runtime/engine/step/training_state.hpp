@@ -34,14 +34,13 @@ struct SavedRank {
 
   bool operator==(const SavedRank&) const = default;
 };
-[[nodiscard]] SavedRank saved_rank_of(const plan::Workload& workload);
+[[nodiscard]] SavedRank saved_rank_of(const plan::Workload& workload, const plan::GridPlace& place);
 /// Returns "rank 1 of 4", and of a pipeline which layers it has.
 [[nodiscard]] std::string to_text(const SavedRank& saved);
 
 /// Writes a little-endian record with a version. Allocates nothing if `bytes` has the capacity.
-/// `workload`: of the rank whose tiles the commit names.
-void encode(const TrainingState& state, const plan::Workload& workload,
-            std::vector<std::byte>& bytes);
+/// `rank`: whose tiles the commit names.
+void encode(const TrainingState& state, const SavedRank& rank, std::vector<std::byte>& bytes);
 /// Reads the state from a record. Throws `Error{corrupt_data}` for another version or length.
 [[nodiscard]] TrainingState decode(std::span<const std::byte> bytes);
 /// Reads from a record whose tiles the commit names. Throws the same.

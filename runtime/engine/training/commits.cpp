@@ -37,7 +37,7 @@ TrainingState Commits::resume() {
   check(committed.has_value(), ErrorCode::invalid_argument,
         "the run has no committed step to resume from");
   const SavedRank saved = decode_rank(committed->payload);
-  const SavedRank now = saved_rank_of(engine_.workload());
+  const SavedRank now = saved_rank_of(engine_.workload(), engine_.ranks().place());
   check(saved.grid == now.grid && saved.rank == now.rank && saved.layers == now.layers,
         ErrorCode::invalid_argument,
         fmt::format("{} holds the state of {}, and this is {}; resume on the same grid of ranks, "

@@ -14,9 +14,10 @@ namespace {
 
 /// Returns what of the model a rank of a tensor group has; nothing for one that has all of it.
 std::optional<model::PartMap> part_map(const StepEngine& engine) {
-  const plan::TensorGroup& group = engine.workload().tensor;
-  if (group.count == 1) return std::nullopt;
-  return model::PartMap(engine.model_config(), {.index = group.index, .count = group.count});
+  const std::uint32_t count = engine.workload().tensor.count;
+  if (count == 1) return std::nullopt;
+  const std::uint32_t index = engine.ranks().place().tensor_index();
+  return model::PartMap(engine.model_config(), {.index = index, .count = count});
 }
 
 /// Whether the saved blocks are those of the model that is trained.
@@ -39,6 +40,7 @@ bool has_blocks_of(const SavedState& source, const StepEngine& engine) {
 StepCycle::StepCycle(StepEngine& engine, const TrainingState& first)
     : engine_(engine),
       state_(first),
+      saved_rank_(saved_rank_of(engine.workload(), engine.ranks().place())),
       lists_(engine),
       last_step_(lists_.after(0).step.get()),
       state_io_(engine.workload(), engine.placement(), engine.memory(), engine.slots(),
@@ -109,7 +111,7 @@ void StepCycle::prepare(Commit commit, Writes writes) {
   decided_.update = update_;
   decided_.disk = commits_.decide(commit, writes);
   decided_.commit.step = StepIndex{state_.step};
-  encode(state_, engine_.workload(), decided_.commit.payload);
+  encode(state_, saved_rank_, decided_.commit.payload);
 }
 
 void StepCycle::finish() {

@@ -92,6 +92,7 @@ class StepCycle {
 
   StepEngine& engine_;
   TrainingState state_;
+  const SavedRank saved_rank_;  // that commits name
   PendingUpdate update_;
   StepDecisions decided_;  ///< for the list that runs; nobody else writes it
   bool sound_ = true;

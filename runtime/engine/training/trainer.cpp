@@ -48,13 +48,14 @@ Trainer::Trainer(EngineSetup setup, ModelRuntime model)
 /// The ranks take their micro-batches of a round one after the other, so that the order of the data
 /// does not depend on their number. Rounds of the next step may begin in this one.
 void Trainer::fetch(const data::TokenFile& tokens, const data::Sampler& sampler) {
-  const plan::Replicas& replicas = workload().replicas;
+  const plan::GridPlace& place = engine_.ranks().place();
+  const std::uint32_t replicas = place.grid.replicas;
   const std::uint64_t windows =
       std::uint64_t{engine_.options().micro_batch} * workload().micro_batches;
   const std::uint32_t rounds = workload().rounds + workload().stage.begun;
   for (std::uint32_t round = 0; round < rounds; ++round) {
     std::uint64_t cursor =
-        cycle_.state().cursor + (std::uint64_t{round} * replicas.count + replicas.index) * windows;
+        cycle_.state().cursor + (std::uint64_t{round} * replicas + place.replica()) * windows;
     for (std::uint32_t m = 0; m < workload().micro_batches; ++m) {
       const data::MicroBatch batch = engine_.batch(round * workload().micro_batches + m);
       for (std::size_t row = 0; row < batch.rows(); ++row) {
@@ -74,7 +75,7 @@ double Trainer::sum_losses() {
 /// Number of leaves of a block that this rank gives to the norm. Only the first rank of a tensor
 /// group gives those of the parameters that all its ranks have.
 std::size_t Trainer::own_leaves(std::uint32_t block, std::size_t all) const {
-  if (workload().tensor.index == 0) return all;
+  if (engine_.ranks().place().tensor_index() == 0) return all;
   return workload().blocks[block].shared_first.value() / kLeafParameters;
 }
 
@@ -94,7 +95,7 @@ void Trainer::sum_up(std::span<double> squares) {
         rank_sums_ ? rank_sums_->leaves(block) : engine_.norm_leaves(block);
     squares[block] = cpu_adam::sum_leaves(leaves.first(own_leaves(block, leaves.size())));
   }
-  if (workload().runs(workload().head_layer()) && workload().tensor.index == 0) {
+  if (workload().runs(workload().head_layer()) && engine_.ranks().place().tensor_index() == 0) {
     squares.back() = loss;
   }
   engine_.ranks().add_up(Group::tensor, squares);

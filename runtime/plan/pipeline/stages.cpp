@@ -57,20 +57,37 @@ std::uint32_t tied_in_flight(const std::vector<StageEntry>& entries, const Stage
 
 /// Most passes whose boundaries wait beside those of the running pass (Stage::waiting). A message
 /// between passes takes the place of a running pass.
-std::uint32_t waiting_boundaries(const std::vector<StageEntry>& entries, const Stage& stage) {
+std::uint32_t waiting_boundaries(const std::vector<StageEntry>& entries, std::uint32_t stage) {
   using Kind = StageEntry::Kind;
   std::uint32_t waiting = 0;
   std::uint32_t most = 0;
   for (const StageEntry& entry : entries) {
     if (entry.tied) continue;
     const bool forward = entry.pass.direction == Direction::forward;
-    const bool embeds = stage.index == 0 && entry.pass.chunk == 0;
+    const bool embeds = stage == 0 && entry.pass.chunk == 0;
     if (entry.kind == Kind::send || (entry.kind == Kind::run && !(embeds && forward))) --waiting;
     if (entry.kind != Kind::send) most = std::max(most, waiting);
     if (entry.kind == Kind::receive || (entry.kind == Kind::run && !(embeds && !forward)))
       ++waiting;
   }
   return most;
+}
+
+/// Returns what a stage does to take one round forward through the model, part by part.
+std::vector<StageEntry> evaluation_of(const Pipeline& pipeline, std::uint32_t stage) {
+  using Kind = StageEntry::Kind;
+  const std::uint32_t stages = pipeline.stages;
+  const std::uint32_t last = stages * pipeline.chunks - 1;
+  std::vector<StageEntry> entries;
+  for (std::uint32_t chunk = 0; chunk < pipeline.chunks; ++chunk) {
+    const Pass pass{Direction::forward, chunk, 0};
+    const std::uint32_t part = chunk * stages + stage;
+    if (stages > 1 && part > 0)
+      entries.push_back({Kind::receive, pass, (stage + stages - 1) % stages});
+    entries.push_back({Kind::run, pass});
+    if (stages > 1 && part < last) entries.push_back({Kind::send, pass, (stage + 1) % stages});
+  }
+  return entries;
 }
 
 double busy_seconds(const std::vector<PassTime>& passes) {
@@ -99,11 +116,11 @@ Stage stage_of_full_pipeline(const Pipeline& pipeline, const std::vector<StageSe
   // Stages meet after each step, and so begin the next one together.
   const Timeline timeline = timeline_of(pipeline, full.passes, seconds, /*message=*/0);
   const std::uint32_t begun = rounds_begun(pipeline, stage);
-  Stage made{.index = stage,
-             .count = pipeline.stages,
+  Stage made{.count = pipeline.stages,
              .chunks = {},
              .entries = full.entries[stage],
              .fill = full.fill[stage],
+             .evaluation = evaluation_of(pipeline, stage),
              .ages = ages_of_rounds(pipeline, stage),
              .places = {},
              .begun = begun,
@@ -125,17 +142,17 @@ Stage stage_of_pipeline(const Pipeline& pipeline, const std::vector<StageSeconds
   const std::vector<std::vector<Pass>> passes = passes_of(pipeline);
   const Timeline timeline = timeline_of(pipeline, passes, seconds, /*message=*/0);
   const std::vector<StageEntry> entries = entries_of(pipeline, passes, timeline)[stage];
-  Stage made{.index = stage,
-             .count = pipeline.stages,
+  Stage made{.count = pipeline.stages,
              .chunks = {},
              .entries = entries,
              .fill = {},
+             .evaluation = evaluation_of(pipeline, stage),
              .ages = {},
              .places = {},
              .in_flight = rounds_in_flight(passes[stage]),
              .stretch = seconds_of(timeline) / busy_seconds(timeline[stage])};
   made.tied_in_flight = tied_in_flight(entries, made);
-  made.waiting = waiting_boundaries(entries, made);
+  made.waiting = waiting_boundaries(entries, stage);
   return made;
 }
 

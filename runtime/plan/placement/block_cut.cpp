@@ -3,9 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
+#include <span>
 #include <string_view>
 
+#include "runtime/base/error.hpp"
 #include "runtime/plan/placement/dataflow_graph.hpp"
 #include "runtime/plan/placement/partition.hpp"
 #include "runtime/plan/placement/placement.hpp"
@@ -13,14 +14,16 @@
 namespace spillway::plan {
 namespace {
 
-/// Returns where a node of the unfused graph is.
-Tier tier_of_node(std::string_view node, const BlockCut& cut) {
-  if (node == "fwd" || node == "bwd") return Tier::device;
-  if (node == "p16") return cut.parameters;
-  if (node == "g16") return cut.gradients;
-  if (node == "activations") return cut.saved.value_or(Tier::device);
-  if (node == "output") return cut.output;
-  return cut.state;  // the update runs where its state is, and rounds what it writes
+/// Returns where a node of the unfused graph is. The update runs where its state is, and rounds
+/// what it writes.
+Tier tier_of_node(std::string_view name, const BlockCut& cut) {
+  if (std::ranges::count(node::kPasses, name) > 0) return Tier::device;
+  if (name == node::kParameters) return cut.parameters;
+  if (name == node::kGradients) return cut.gradients;
+  if (name == node::kActivations) return cut.saved.value_or(Tier::device);
+  if (name == node::kOutput) return cut.output;
+  SPILLWAY_ASSERT(std::ranges::count(node::kUpdated, name) > 0);
+  return cut.state;
 }
 
 NodeMask off_device(const DataflowGraph& graph, const BlockCut& cut) {
@@ -42,11 +45,17 @@ BlockCut cut_of(const DataflowGraph& graph, NodeMask mask) {
     }
     return Tier::device;
   };
-  return {.parameters = tier("p16"),
-          .gradients = tier("g16"),
-          .state = tier("update"),
-          .saved = tier("activations"),
-          .output = tier("output")};
+  return {.parameters = tier(node::kParameters),
+          .gradients = tier(node::kGradients),
+          .state = tier(node::kUpdate),
+          .saved = tier(node::kActivations),
+          .output = tier(node::kOutput)};
+}
+
+DataflowGraph merge_named(const DataflowGraph& graph, std::span<const std::string_view> names) {
+  std::vector<std::uint32_t> members;
+  for (const std::string_view name : names) members.push_back(graph.find(name).value());
+  return merge_nodes(graph, members);
 }
 
 /// What is off the device may be on the host or on disk. What stays beside FWD-BWD and has no home
@@ -104,13 +113,7 @@ DataflowGraph block_graph(const Workload& w, const Placement& placement, std::ui
        .activation_bytes = one * std::uint64_t{w.micro_batches},
        .output_bytes = waits ? w.boundary_bytes * std::uint64_t{w.micro_batches} : Bytes{}});
   // The activations stay apart: memory may force them off the device.
-  std::vector<std::uint32_t> passes, update;
-  for (const char* name : {"fwd", "bwd"}) passes.push_back(graph.find(name).value());
-  const DataflowGraph fused = merge_nodes(graph, passes);
-  for (const char* name : {"update", "momentum", "variance", "p32", "float2half"}) {
-    update.push_back(fused.find(name).value());
-  }
-  return merge_nodes(fused, update);
+  return merge_named(merge_named(graph, node::kPasses), node::kUpdated);
 }
 
 Cut evaluate_cut(const DataflowGraph& graph, const BlockCut& cut) {
@@ -145,15 +148,15 @@ std::vector<BlockCut> admissible_cuts(const Workload& workload, const DataflowGr
 
 std::string to_text(const DataflowGraph& graph, const BlockCut& cut) {
   const auto has = [&](std::string_view name) {
-    const auto node = graph.find(name);
-    return node && graph.nodes[*node].bytes > Bytes{};
+    const auto found = graph.find(name);
+    return found && graph.nodes[*found].bytes > Bytes{};
   };
   std::string text = fmt::format("parameters {}, gradients {}, state {}", name_of(cut.parameters),
                                  name_of(cut.gradients), name_of(cut.state));
-  if (has("activations")) {
+  if (has(node::kActivations)) {
     text += fmt::format(", saved {}", cut.saved ? name_of(*cut.saved) : "recomputed");
   }
-  if (has("output")) text += fmt::format(", output {}", name_of(cut.output));
+  if (has(node::kOutput)) text += fmt::format(", output {}", name_of(cut.output));
   return text;
 }
 

@@ -47,23 +47,23 @@ DataflowGraph unfused_graph(const DataflowOptions& options) {
   const Bytes waiting = gradients > 1 ? Bytes{count * size_of(DType::fp32)} : narrow;
 
   DataflowGraph graph;
-  const auto node = [&graph](std::string_view name, Work work, Bytes bytes) {
+  const auto add = [&graph](std::string_view name, Work work, Bytes bytes) {
     graph.nodes.push_back({std::string(name), work, bytes, {std::string(name)}});
     return static_cast<std::uint32_t>(graph.nodes.size() - 1);
   };
   const auto edge = [&graph](std::uint32_t source, std::uint32_t target, Bytes bytes) {
     graph.edges.push_back({source, target, bytes});
   };
-  const auto p16 = node("p16", Work::none, narrow);
-  const auto fwd = node("fwd", Work::model_times_batch, Bytes{0});
-  const auto kept = node("activations", Work::none, options.activation_bytes);
-  const auto bwd = node("bwd", Work::model_times_batch, Bytes{0});
-  const auto g16 = node("g16", Work::none, waiting);
-  const auto update = node("update", Work::model, Bytes{0});
-  const auto momentum = node("momentum", Work::none, moment);
-  const auto variance = node("variance", Work::none, moment);
-  const auto p32 = node("p32", Work::none, master);
-  const auto float2half = node("float2half", Work::model, Bytes{0});
+  const auto p16 = add(node::kParameters, Work::none, narrow);
+  const auto fwd = add(node::kForward, Work::model_times_batch, Bytes{0});
+  const auto kept = add(node::kActivations, Work::none, options.activation_bytes);
+  const auto bwd = add(node::kBackward, Work::model_times_batch, Bytes{0});
+  const auto g16 = add(node::kGradients, Work::none, waiting);
+  const auto update = add(node::kUpdate, Work::model, Bytes{0});
+  const auto momentum = add(node::kMomentum, Work::none, moment);
+  const auto variance = add(node::kVariance, Work::none, moment);
+  const auto p32 = add(node::kMaster, Work::none, master);
+  const auto float2half = add(node::kRounding, Work::model, Bytes{0});
   edge(p16, fwd, narrow * (rounds * options.forward_reads));
   edge(p16, bwd, narrow * (rounds * options.backward_reads));
   edge(fwd, kept, options.activation_bytes * rounds);
@@ -79,7 +79,7 @@ DataflowGraph unfused_graph(const DataflowOptions& options) {
   edge(p32, float2half, master);
   edge(float2half, p16, narrow);
   if (options.output_bytes == Bytes{}) return graph;
-  const auto output = node("output", Work::none, options.output_bytes);
+  const auto output = add(node::kOutput, Work::none, options.output_bytes);
   edge(fwd, output, options.output_bytes * rounds);
   edge(output, bwd, options.output_bytes * rounds);
   return graph;

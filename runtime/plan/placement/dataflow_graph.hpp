@@ -10,6 +10,7 @@
 // best partition.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -29,6 +30,24 @@ enum class Work : std::uint8_t {
   model,              ///< O(M): a CPU can do it
   model_times_batch,  ///< O(M*B): stays on the GPU
 };
+
+/// Names of the unfused nodes.
+namespace node {
+inline constexpr std::string_view kParameters = "p16";
+inline constexpr std::string_view kForward = "fwd";
+inline constexpr std::string_view kActivations = "activations";
+inline constexpr std::string_view kBackward = "bwd";
+inline constexpr std::string_view kGradients = "g16";
+inline constexpr std::string_view kUpdate = "update";
+inline constexpr std::string_view kMomentum = "momentum";
+inline constexpr std::string_view kVariance = "variance";
+inline constexpr std::string_view kMaster = "p32";
+inline constexpr std::string_view kRounding = "float2half";
+inline constexpr std::string_view kOutput = "output";
+/// Nodes that one op of FWD-BWD keeps together, and those that one of the update does.
+inline constexpr std::array kPasses{kForward, kBackward};
+inline constexpr std::array kUpdated{kUpdate, kMomentum, kVariance, kMaster, kRounding};
+}  // namespace node
 
 struct DataflowNode {
   std::string name{};
@@ -68,8 +87,8 @@ struct DataflowOptions {
   Bytes output_bytes{};      ///< the next block's input, the same; 0: there is no such node
 };
 
-/// Returns the graph of p16, fwd, activations, bwd, g16, update, momentum, variance, p32,
-/// float2half and, if it has bytes, output.
+/// Returns the graph of all nodes in the order of their names above; the output is left out if it
+/// has no bytes.
 [[nodiscard]] DataflowGraph unfused_graph(const DataflowOptions& options = {});
 
 /// Merges `members` into one node, which takes the place of the first. Edges inside vanish,

@@ -6,14 +6,14 @@
 
 namespace spillway::plan {
 
-void SizeCounts::add(std::uint32_t rank) {
-  ++counts_[rank];
-  end_ = std::max<std::size_t>(end_, rank + 1U);
+void SizeCounts::add(std::uint32_t index) {
+  ++counts_[index];
+  end_ = std::max<std::size_t>(end_, index + 1U);
 }
 
-void SizeCounts::remove(std::uint32_t rank) {
-  SPILLWAY_ASSERT(counts_[rank] > 0);
-  --counts_[rank];
+void SizeCounts::remove(std::uint32_t index) {
+  SPILLWAY_ASSERT(counts_[index] > 0);
+  --counts_[index];
   while (end_ > 0 && counts_[end_ - 1] == 0) --end_;
 }
 
@@ -47,13 +47,20 @@ void MemorySums::apply(std::uint32_t block, const BlockCut& cut, const Sum& sum,
 void MemorySums::add(std::uint32_t block, const BlockCut& cut) {
   apply(
       block, cut, [](Bytes& quantity, Bytes amount) { quantity += amount; },
-      [](SizeCounts& counts, std::uint32_t rank) { counts.add(rank); });
+      [](SizeCounts& sizes, std::uint32_t index) { sizes.add(index); });
 }
 
 void MemorySums::remove(std::uint32_t block, const BlockCut& cut) {
   apply(
       block, cut, [](Bytes& quantity, Bytes amount) { quantity -= amount; },
-      [](SizeCounts& counts, std::uint32_t rank) { counts.remove(rank); });
+      [](SizeCounts& sizes, std::uint32_t index) { sizes.remove(index); });
+}
+
+/// Each block that the host updates has a share of the gradients there; where the device sums its
+/// rounds, it has as large a share of those sums too.
+bool MemorySums::sums_on_host() const {
+  return sizes_->workload().sums_gradients() &&
+         share_of(PoolKind::host_gradients) > share_of(PoolKind::device_sums);
 }
 
 Row MemorySums::row(PoolKind pool, const Placement& placement) const {
@@ -62,8 +69,7 @@ Row MemorySums::row(PoolKind pool, const Placement& placement) const {
       .leaving = Bytes{leaving_.largest(sizes_->saved_sizes())},
       .staged = Bytes{staged_.largest(sizes_->saved_sizes())},
       .recomputed = Bytes{recomputed_.largest(sizes_->saved_sizes())},
-      .lands = sizes_->workload().sums_gradients() &&
-               share_of(PoolKind::host_gradients) > share_of(PoolKind::device_sums),
+      .lands = sums_on_host(),
   };
   return row_of(pool, *sizes_, placement, strides);
 }

@@ -12,20 +12,21 @@
 
 namespace spillway::plan {
 
-/// A multiset of ranks that knows the largest of them.
+/// A multiset of sizes that knows the largest of them. A size is given by its index among all that
+/// can occur, in ascending order.
 class SizeCounts {
  public:
-  explicit SizeCounts(std::size_t ranks) : counts_(ranks) {}
-  void add(std::uint32_t rank);
-  void remove(std::uint32_t rank);
-  /// Returns the value of the largest rank in `values`; 0 where there is none.
-  [[nodiscard]] std::uint64_t largest(std::span<const std::uint64_t> values) const {
-    return end_ == 0 ? 0 : values[end_ - 1];
+  explicit SizeCounts(std::size_t sizes) : counts_(sizes) {}
+  void add(std::uint32_t index);
+  void remove(std::uint32_t index);
+  /// Returns the largest of the sizes; 0 where there is none. `sizes`: all that can occur.
+  [[nodiscard]] std::uint64_t largest(std::span<const std::uint64_t> sizes) const {
+    return end_ == 0 ? 0 : sizes[end_ - 1];
   }
 
  private:
-  std::vector<std::uint32_t> counts_;
-  std::size_t end_ = 0;  ///< behind the largest rank that is there
+  std::vector<std::uint32_t> counts_;  ///< by index
+  std::size_t end_ = 0;                ///< behind the index of the largest that is there
 };
 
 /// `sizes` outlives this object.
@@ -45,6 +46,8 @@ class MemorySums {
   [[nodiscard]] Row row(PoolKind pool, const Placement& placement) const;
 
  private:
+  /// Whether the rounds of some block's gradients are summed on the host.
+  [[nodiscard]] bool sums_on_host() const;
   template <class Sum, class Count>
   void apply(std::uint32_t block, const BlockCut& cut, const Sum& sum, const Count& count);
 

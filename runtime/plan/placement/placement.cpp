@@ -160,11 +160,12 @@ Bytes slots_on_disk(const Workload& workload, const Placement& placement) {
   return Bytes{MemorySums(sizes, placement).share_of(PoolKind::disk_state).value() / 2};
 }
 
-std::vector<Tile> make_tiles(const Workload& workload, ElementCount tile_parameters) {
+std::vector<Tile> make_tiles(const Workload& workload, ElementCount tile_parameters,
+                             std::uint32_t replica) {
   SPILLWAY_ASSERT(tile_parameters.value() > 0 && tile_parameters.value() % kLeafParameters == 0);
   std::vector<Tile> tiles;
   for (std::uint32_t b = 0; b < workload.blocks.size(); ++b) {
-    ElementCount first = workload.shard_start(b);
+    ElementCount first = workload.shard_start(b, replica);
     const ElementCount end = first + workload.shard_elements(b);
     for (; first < end; first += tile_parameters) {
       tiles.push_back({b, first, std::min(tile_parameters, end - first)});

@@ -87,9 +87,10 @@ struct MemoryItem {
 /// that live there.
 [[nodiscard]] Bytes slots_on_disk(const Workload& workload, const Placement& placement);
 
-/// Returns the tiles of all blocks in block order, or of this rank's shards of them; each starts on
-/// a leaf of its block.
-[[nodiscard]] std::vector<Tile> make_tiles(const Workload& workload, ElementCount tile_parameters);
+/// Returns the tiles of all blocks in block order, or of a replica's shards of them; each starts on
+/// a leaf of its block. Those of other replicas have the same blocks and sizes.
+[[nodiscard]] std::vector<Tile> make_tiles(const Workload& workload, ElementCount tile_parameters,
+                                           std::uint32_t replica);
 
 /// Size of the first gradient slot, for the largest block that takes one. The vectors of tiles have
 /// a slot of their own behind all others.

@@ -55,7 +55,7 @@ class PoolMaker {
       : placement_(placement),
         sizes_(workload, placement.format, placement.tile_parameters, placement.commits),
         sums_(sizes_, placement),
-        tiles_(make_tiles(workload, placement.tile_parameters)) {}
+        tiles_(make_tiles(workload, placement.tile_parameters, /*replica=*/0)) {}
 
   Pools make() {
     for (const PoolKind pool : block_pools()) {

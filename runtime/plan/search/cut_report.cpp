@@ -84,12 +84,12 @@ class Reporter {
     const std::uint32_t first = blocks.front();
     const BlockCut& now = step_.placement.blocks[first];
     const DataflowGraph graph = block_graph(workload_, step_.placement, first);
-    const auto node = graph.find("activations");
-    const bool saves = graph.nodes[node.value()].bytes > Bytes{};
+    const auto activations = graph.find(node::kActivations);
+    const bool saves = graph.nodes[activations.value()].bytes > Bytes{};
     std::vector<BlockCut> list;
     for (BlockCut cut : open_) {
       if (!saves) cut.saved = now.saved;
-      if (!graph.find("output")) cut.output = now.output;
+      if (!graph.find(node::kOutput)) cut.output = now.output;
       const bool on_disk =
           cut.state == Tier::nvme || cut.output == Tier::nvme || cut.saved == Tier::nvme;
       if (on_disk && !step_.placement.uses_disk()) continue;

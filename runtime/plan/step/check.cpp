@@ -159,8 +159,10 @@ struct Content {
 };
 
 std::string describe(const Value& value) {
-  return fmt::format("{} of {}, micro-batch {}, round {}, part {}", name_of(value.kind), value.of,
-                     value.micro_batch, value.round, value.part);
+  constexpr std::array kExtents{"whole", "shard", "secondary", "addend", "gathered"};
+  return fmt::format("{} of {}, micro-batch {}, round {}, part {}, {}, age {}", name_of(value.kind),
+                     value.of, value.micro_batch, value.round, value.part,
+                     kExtents[static_cast<std::size_t>(value.extent)], value.age);
 }
 
 /// Returns what is wrong with one buffer of an access, and takes note of what it holds afterwards.

@@ -45,17 +45,21 @@ struct Growth {
 std::optional<Growth> growth_of(const engine::Planned& planned, const plan::StepPlan& step) {
   if (planned.workload.stage.count > 1 || step.ops.size() > kMostOps) return std::nullopt;
   plan::Workload workload = planned.workload;
-  const auto simulated = [&](std::uint32_t rounds) {
+  const bool is_predicted = !planned.prediction.ops.empty();
+  const auto lanes_with = [&](std::uint32_t rounds) {
+    // To make the list of a large model takes longer than to simulate it.
+    if (is_predicted && rounds == planned.workload.rounds) return planned.prediction.lanes;
     workload.rounds = rounds;
-    return plan::simulate(plan::build_training_step(workload, planned.placement), planned.profile);
+    return plan::simulate(plan::build_training_step(workload, planned.placement), planned.profile)
+        .lanes;
   };
   const std::uint32_t rounds = std::max(workload.rounds, 2U);
-  const plan::Prediction before = simulated(rounds);
-  const plan::Prediction after = simulated(rounds + 1);
+  const auto before = lanes_with(rounds);
+  const auto after = lanes_with(rounds + 1);
   Growth growth{.rounds = static_cast<double>(rounds)};
   for (std::size_t lane = 0; lane < plan::kMachineLanes; ++lane) {
-    growth.busy[lane] = before.lanes[lane].busy;
-    growth.a_round[lane] = after.lanes[lane].busy - before.lanes[lane].busy;
+    growth.busy[lane] = before[lane].busy;
+    growth.a_round[lane] = after[lane].busy - before[lane].busy;
   }
   return growth;
 }

@@ -42,7 +42,7 @@ class Builder {
   void staged_training();
   void run_entries(const std::vector<StageEntry>& entries);
   void staged_evaluation();
-  void run_forward(const BlockRange& layers, bool train);
+  void run_forward(const BlockRange& layers);
   void run_backward(const BlockRange& layers);
 
   [[nodiscard]] std::uint32_t blocks() const {

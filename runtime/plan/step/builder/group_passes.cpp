@@ -6,7 +6,7 @@ namespace spillway::plan {
 
 Access GroupPasses::addend_of(const Access& sum) const {
   Access addend = sum;
-  addend.value.part = kAddend;
+  addend.value.extent = Extent::addend;
   if (workload_.shares_tokens()) addend.buffer = between(sum.value.micro_batch);
   return addend;
 }
@@ -24,7 +24,7 @@ Access GroupPasses::gathered_normal(std::uint32_t layer, std::uint32_t m) const 
 
 Access GroupPasses::gathered_gradient(std::uint32_t layer, std::uint32_t m) const {
   Value gradient = boundary_gradient(layer, m);
-  gradient.part = kGathered;
+  gradient.extent = Extent::gathered;
   return {.buffer = {PoolKind::gathered_gradients, m}, .value = gradient};
 }
 
@@ -42,7 +42,7 @@ void GroupPasses::gather_normal(const OpDraft& reads, const Buffer& input) {
   const std::uint32_t layer = workload_.layer_of(reads.op.block);
   const Access all = gathered_normal(layer, m);
   Access own{.buffer = {PoolKind::own_rows, m}, .value = all.value};
-  own.value.part = kShard;
+  own.value.extent = Extent::shard;
   OpDraft norm = reads;
   norm.read(input, boundary(layer - 1, m));
   norm.write(own.buffer, own.value);

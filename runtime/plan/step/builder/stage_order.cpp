@@ -7,7 +7,8 @@
 
 namespace spillway::plan {
 
-void Builder::run_forward(const BlockRange& layers, bool train) {
+void Builder::run_forward(const BlockRange& layers) {
+  const bool train = step_.trains;
   const MicroBatches all{0, workload_.micro_batches};
   weights_.gather_until(blocks());  // another chunk or round may be next
   const bool update_first = train && step_.round == 0 && !workload_.stage.stays_full();
@@ -62,7 +63,7 @@ void Builder::run_entries(const std::vector<StageEntry>& entries) {
     if (entry.kind != StageEntry::Kind::run) {
       messages_.exchange(entry);
     } else if (entry.pass.direction == Direction::forward) {
-      run_forward(layers, /*train=*/true);
+      run_forward(layers);
     } else {
       run_backward(layers);
     }
@@ -70,23 +71,9 @@ void Builder::run_entries(const std::vector<StageEntry>& entries) {
   SPILLWAY_ASSERT(activations_.all_restored());
 }
 
-/// Takes one round through the model, part by part.
 void Builder::staged_evaluation() {
-  using Kind = StageEntry::Kind;
-  const Stage& stage = workload_.stage;
   if (workload_.borrows_embedding()) messages_.borrow_embedding();
-  for (std::uint32_t chunk = 0; chunk < stage.chunks.size(); ++chunk) {
-    const BlockRange& layers = stage.chunks[chunk];
-    const Pass pass{Direction::forward, chunk, 0};
-    const bool alone = stage.count == 1;
-    if (!alone && layers.first > 0) {
-      messages_.exchange({Kind::receive, pass, (stage.index + stage.count - 1) % stage.count});
-    }
-    run_forward(layers, /*train=*/false);
-    if (!alone && layers.end <= workload_.head_layer()) {
-      messages_.exchange({Kind::send, pass, (stage.index + 1) % stage.count});
-    }
-  }
+  run_entries(workload_.stage.evaluation);
 }
 
 }  // namespace spillway::plan

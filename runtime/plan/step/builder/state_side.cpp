@@ -7,8 +7,8 @@ namespace {
 
 constexpr std::uint32_t kNoTile = ~0U;
 
-Value state_before(std::uint32_t tile) { return {ValueKind::state, tile}; }
-Value state_after(std::uint32_t tile) { return {ValueKind::state, tile, 0, 0, 1}; }
+Value state_before(std::uint32_t tile) { return {.kind = ValueKind::state, .of = tile, .age = 1}; }
+Value state_after(std::uint32_t tile) { return {ValueKind::state, tile}; }
 Value checksum_of(std::uint32_t tile) { return {ValueKind::checksum, tile}; }
 
 }  // namespace

@@ -57,7 +57,7 @@ void StepDraft::restart(const Placement& placement_of_step) {
   check_placement(workload, placement);
   ops.clear();
   pools.open(placement);
-  tiles = make_tiles(workload, placement.tile_parameters);
+  tiles = make_tiles(workload, placement.tile_parameters, /*replica=*/0);
   first_tile.assign(workload.blocks.size() + 1, 0);
   for (const Tile& tile : tiles) ++first_tile[tile.block + 1];
   std::partial_sum(first_tile.begin(), first_tile.end(), first_tile.begin());

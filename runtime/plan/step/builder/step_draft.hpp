@@ -111,7 +111,7 @@ class OpWriter {
   }
   [[nodiscard]] Value parameters(std::uint32_t block) const { return parameters(block, age()); }
   [[nodiscard]] static Value parameters(std::uint32_t block, std::uint32_t age) {
-    return {ValueKind::parameters, block, 0, 0, age > 0 ? kStale + age - 1 : 0};
+    return {.kind = ValueKind::parameters, .of = block, .age = static_cast<std::uint16_t>(age)};
   }
   /// Returns the buffers of a version of a block's parameters.
   [[nodiscard]] Buffer stash_of(PoolKind pool, std::uint32_t block, std::uint32_t version) const {
@@ -121,13 +121,18 @@ class OpWriter {
   }
   /// Returns what this rank has of a block's parameters.
   [[nodiscard]] Value shard_of(std::uint32_t block) const {
-    return {ValueKind::parameters, block, 0, 0, workload_.shards() > 1 ? kShard : 0};
+    return {.kind = ValueKind::parameters,
+            .of = block,
+            .extent = workload_.shards() > 1 ? Extent::shard : Extent::whole};
   }
   [[nodiscard]] static Value secondary_of(std::uint32_t block) {
-    return {ValueKind::parameters, block, 0, 0, kSecondary};
+    return {.kind = ValueKind::parameters, .of = block, .extent = Extent::secondary};
   }
   [[nodiscard]] Value gradient_shard(std::uint32_t block) const {
-    return {ValueKind::gradient, block, 0, step_.round, workload_.replicas.count > 1 ? kShard : 0};
+    return {.kind = ValueKind::gradient,
+            .of = block,
+            .round = step_.round,
+            .extent = workload_.replicas.count > 1 ? Extent::shard : Extent::whole};
   }
   [[nodiscard]] std::uint32_t blocks() const {
     return static_cast<std::uint32_t>(workload_.blocks.size());
