@@ -173,10 +173,15 @@ TEST(StepPicture, SaysHowManyTokensHideALane) {
 /// The planner has simulated the step already.
 TEST(StepPicture, IsTheSameFromThePredictionOfThePlan) {
   engine::Planned planned = planned_step();
+  planned.workload.rounds = 2;  // a step of one round tells nothing of the next
+  planned.profile.gpu_flops = 4e8;
+  planned.profile.update =
+      1e7;  // more tokens hide the CPU's lane, which is longer than the device's
   const plan::StepPlan step = plan::build_training_step(planned.workload, planned.placement);
-  ASSERT_GT(planned.workload.rounds, 1U);
-  planned.prediction = {};
   const ordered_json simulated = step_picture(planned, step);
+  const auto is_of_cpu = [](const ordered_json& lane) { return lane["lane"] == "cpu"; };
+  const auto cpu = std::ranges::find_if(simulated["lanes"], is_of_cpu);
+  ASSERT_GT((*cpu)["tokens_to_hide"], plan::tokens_of_step(planned.workload));
   planned.prediction = plan::simulate(step, planned.profile);
   EXPECT_EQ(step_picture(planned, step), simulated);
 }
