@@ -40,6 +40,17 @@ TEST(CalibrationSizes, AnUpdateTakesWhatItWantsWhereThereIsRoom) {
   EXPECT_EQ(update_parameters(kernel(), tile, ElementCount{kLeafParameters}, 64_MiB), tile);
 }
 
+TEST(CalibrationSizes, AnUpdateIsTimedWithMoreThanCachesHoldWhereTheModelHasIt) {
+  const ElementCount tile{std::uint64_t{4} << 20};
+  EXPECT_EQ(timed_parameters(kernel(), tile, tile + tile), tile + tile) << "a small model";
+  EXPECT_EQ(timed_parameters(kernel(), tile, tile), tile);
+  const ElementCount large{std::uint64_t{8'000'000'000}};
+  const ElementCount timed = timed_parameters(kernel(), tile, large);
+  EXPECT_GT(update_bytes(kernel(), timed), 1023_MiB);
+  EXPECT_LT(update_bytes(kernel(), timed), 1025_MiB);
+  EXPECT_EQ(timed_parameters(kernel(), large, large), large) << "a large tile";
+}
+
 TEST(CalibrationSizes, AnUpdateIsCutToWholeLeavesThatFit) {
   const ElementCount leaf{kLeafParameters};
   for (const std::uint64_t wanted : {std::uint64_t{512}, std::uint64_t{511}, std::uint64_t{3}}) {

@@ -112,7 +112,7 @@ class GpuBundle(unittest.TestCase):
 
     def test_a_step_that_fails_fails_the_run_and_is_told_in_the_table(self):
         program = self.bundle / "bin" / "broken_gpu_test"
-        program.write_text("#!/bin/sh\necho 'error: as wanted'\nexit 7\n")
+        program.write_text("#!/bin/sh\necho 'error: as wanted'\necho 'error: what follows'\nexit 7\n")
         program.chmod(0o755)
         manifest = self.bundle / "bundle.json"
         original = manifest.read_text()

@@ -31,8 +31,11 @@ double measure_update(const config::TrainOptions& options, const plan::Workload&
   const cpu_adam::Kernel& kernel = update_kernel(options, workload);
   const ElementCount tile =
       std::min(ElementCount{options.tile_parameters}, plan::largest_block(workload));
-  const std::size_t count =
-      update_parameters(kernel, tile, ElementCount{kLeafParameters}, room).value();
+  ElementCount model;
+  for (const plan::BlockShape& block : workload.blocks) model += block.parameters;
+  const std::size_t count = update_parameters(kernel, timed_parameters(kernel, tile, model),
+                                              ElementCount{kLeafParameters}, room)
+                                .value();
   cpu_adam::WorkerPool workers({.threads = options.threads});
   UpdateBench bench(kernel, count, options.adam, workers);
   const double seconds = least_seconds([&] { bench.pass(prefetch); });
