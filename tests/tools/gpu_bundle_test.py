@@ -111,8 +111,17 @@ class GpuBundle(unittest.TestCase):
         self.assertEqual(len(third.stdout.splitlines()), 1, third.stdout)  # the summary alone
 
     def test_a_step_that_fails_fails_the_run_and_is_told_in_the_table(self):
-        program = self.bundle / "bin" / "broken_gpu_test"
-        program.write_text("#!/bin/sh\necho 'error: as wanted'\necho 'error: what follows'\nexit 7\n")
+        # What follows from a fault comes after it, but for a program that sums up in JSON.
+        json_of_error = json.dumps({"error": {"message": "as wanted"}}, indent=1)
+        for name, printed in (("first", "error: as wanted\nerror: what follows"),
+                              ("json", f"error: what follows\n{json_of_error}")):
+            with self.subTest(name):
+                table = self.table_of_a_broken_test(f"{name}_gpu_test", printed)
+                self.assertRegex(table, "exit status 7: (error: )?as wanted")
+
+    def table_of_a_broken_test(self, name, printed):
+        program = self.bundle / "bin" / name
+        program.write_text(f"#!/bin/sh\ncat <<'END'\n{printed}\nEND\nexit 7\n")
         program.chmod(0o755)
         manifest = self.bundle / "bundle.json"
         original = manifest.read_text()
@@ -120,12 +129,11 @@ class GpuBundle(unittest.TestCase):
         bundle["tests"].append(program.name)
         manifest.write_text(json.dumps(bundle))
         try:
-            ran = self.gpu_run("--out", self.folder / "broken", "--only", "test.broken*")
+            ran = self.gpu_run("--out", self.folder / name, "--only", f"test.{name}")
         finally:
             manifest.write_text(original)
         self.assertEqual(ran.returncode, 1, ran.stdout)
-        table = (self.folder / "broken" / "results.md").read_text()
-        self.assertIn("exit status 7: error: as wanted", table)
+        return (self.folder / name / "results.md").read_text()
 
 
 if __name__ == "__main__":
