@@ -14,8 +14,9 @@ namespace {
 constexpr std::size_t kTiles = 4;
 constexpr Bytes kTileBytes{std::uint64_t{16} << 20};
 constexpr std::uint32_t kSlots = 2;
-/// Above the last caches of servers, of which an H100's host showed 193 GB/s where memory gives 70.
-constexpr Bytes kBeyondCaches{std::uint64_t{1} << 30};
+/// More than twice the last cache of an H100's host, which gave 193 GB/s where memory gives 70, and
+/// less than the state of any model that is worth a plan.
+constexpr Bytes kBeyondCaches{std::uint64_t{256} << 20};
 
 [[noreturn]] void refuse_memory(std::string_view what, Bytes needed, std::string_view memory,
                                 Bytes budget) {
