@@ -1,6 +1,7 @@
 """What `spillway.torch.plan` says beforehand, against what optimizers then take of the process."""
 import gc
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -81,7 +82,10 @@ def memory_of_a_process(state_format: str, folder: pathlib.Path | None) -> dict[
     arguments = [str(pathlib.Path(__file__).parent), state_format]
     process = subprocess.Popen(
         [sys.executable, "-c", program, *arguments, *([str(folder)] if folder else [])],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        # Else glibc keeps freed tensors once a larger buffer was freed, as torch's products in bf16
+        # have it on processors without AVX-512.
+        env=os.environ | {"MALLOC_MMAP_THRESHOLD_": str(4 << 20)})
     line = process.stdout.readline()
     used = 0 if folder is None else sum(file.stat().st_blocks * 512
                                         for file in folder.rglob("*") if file.is_file())
@@ -97,10 +101,7 @@ def test_the_optimizer_takes_what_was_planned(tmp_path, state_format, on_disk) -
     assert found["end"] == pytest.approx(found["host"], rel=0.05, abs=24 << 20)
     # What the model's values took serves gradients; a model is made in fp32, and converted.
     values = 2 * 16 * (2048 * 2048 + 2048)
-    # On a Zen 3, which has no AVX-512, torch's own products in bf16 take up to 1.2 times as much.
-    has_avx512 = "avx512" in pathlib.Path("/proc/cpuinfo").read_text()
-    more = values / 3 if has_avx512 else 4 * values / 3
-    assert found["most"] < max(found["host"], 3 * values) + more
+    assert found["most"] < max(found["host"], 3 * values) + values / 3
     if on_disk:
         assert found["disk"] * 0.45 <= found["used"] <= found["disk"] * 1.01 + (1 << 20)
 
