@@ -3,8 +3,6 @@
 #include "offload/cuda/cuda_backend.hpp"
 
 #include <gtest/gtest.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include "offload/cuda/detail/pinned_memory.hpp"
 #include "runtime/base/memory_budget.hpp"
@@ -183,25 +181,12 @@ TEST(CudaBackend, ALargePinnedBufferReadsZeroFromEndToEnd) {
 }
 
 TEST(CudaBackend, ALargePinnedBufferNeedsNoMoreThreads) {
-  constexpr int kPassed = 7;
-  constexpr int kNoFilters = 8;
-  const pid_t child = ::fork();
-  if (child == 0) {
-    if (!test_support::refuse_threads()) ::_exit(kNoFilters);
-    try {
-      const auto large = cuda::make_backend(std::make_unique<FakeCuda>(),
-                                            {.device_capacity = 1_MiB, .pinned_capacity = 128_MiB});
-      const PinnedMemory memory(*large, 128_MiB);
-      ::_exit(memory.host().back() == std::byte{0} ? kPassed : 1);
-    } catch (const std::exception&) {
-      ::_exit(1);
-    }
-  }
-  int status = 0;
-  ASSERT_EQ(::waitpid(child, &status, 0), child);
-  ASSERT_TRUE(WIFEXITED(status)) << "ended by signal " << WTERMSIG(status);
-  if (WEXITSTATUS(status) == kNoFilters) GTEST_SKIP() << "this kernel has no seccomp filters";
-  EXPECT_EQ(WEXITSTATUS(status), kPassed);
+  test_support::expect_without_threads([] {
+    const auto large = cuda::make_backend(std::make_unique<FakeCuda>(),
+                                          {.device_capacity = 1_MiB, .pinned_capacity = 128_MiB});
+    const PinnedMemory memory(*large, 128_MiB);
+    return memory.host().back() == std::byte{0};
+  });
 }
 
 TEST(CudaBackend, WorkThatFailedOnTheGpuIsToldByTheEventAfterIt) {
