@@ -14,9 +14,9 @@ namespace spillway::engine {
 /// Returns the memory of an update over `count` parameters: state, gradients and 16-bit parameters.
 [[nodiscard]] Bytes update_bytes(const cpu_adam::Kernel& kernel, ElementCount count);
 
-/// Number of parameters that an update is timed with: those of a tile, or so many of the model's
-/// that no cache of a server holds them. A tile stays in the caches from one pass to the next, and
-/// the state of a model does not.
+/// Number of parameters that an update is timed with: those of a tile, or more of the model's, up
+/// to 256 MiB. A tile may stay in a cache from one pass to the next, and the state of a model does
+/// not.
 [[nodiscard]] ElementCount timed_parameters(const cpu_adam::Kernel& kernel, ElementCount tile,
                                             ElementCount model);
 
