@@ -81,8 +81,8 @@ TEST(Memory, RefusalNamesTheTierTheBytesAndARemedy) {
   TrainingHarness harness(tiny_gpt2());
   config::TrainOptions options = streamed_options();
   options.micro_batch = 16;
-  options.device_memory =
-      1200_KiB;  // it needs 1,393 or more: products ask for less room on a Zen 3
+  // It needs 1,393 or more: products ask for less room on a Zen 3.
+  options.device_memory = 1200_KiB;
   try {
     (void)harness.make(options, harness.new_run());
     FAIL() << "it fits";
