@@ -7,19 +7,6 @@
 namespace spillway::cpu_adam::detail {
 namespace {
 
-/// `Bytes` of one visit from one array to another (or the same).
-template <std::size_t Bytes, bool Stream>
-inline void move_visit(const void* in, void* out, std::size_t first) {
-  constexpr std::size_t kVector = sizeof(lanes::Float);
-  SPILLWAY_UNROLL
-  for (std::size_t k = 0; k < Bytes; k += kVector) {
-    const auto* const source = static_cast<const std::byte*>(in) + first + k;
-    std::byte* const target = static_cast<std::byte*>(out) + first + k;
-    put<Stream>(reinterpret_cast<float*>(target),
-                lanes::load(reinterpret_cast<const float*>(source)));
-  }
-}
-
 template <StateFormat Format, DType Gradient, DType Parameter, Output Out>
 inline void move_state(const UpdateRange& range, std::size_t first) {
   constexpr std::size_t kVisit = Moments<Format>::kVisit;

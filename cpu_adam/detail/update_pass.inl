@@ -59,6 +59,76 @@ inline void update_visit(const LaneScalars& s, const UpdateRange& range, std::si
   moments.template close<Out == Output::stream_all>(s, range, first);
 }
 
+/// Whether results wait for the end of their visit before they are streamed. Elements of 16 bits or
+/// fewer in vectors that are narrower than a cache line would stream small parts of lines to
+/// several arrays in turn. A processor that cannot join so many writes each part to memory by
+/// itself: Zen 3 takes eleven times as long.
+template <StateFormat Format, Output Out>
+constexpr bool kStaged = Out == Output::stream_all && Format != StateFormat::fp32 &&
+                         lanes::kWidth * sizeof(float) < kCacheLine;
+
+/// `Bytes` of one visit from one array to another (or the same).
+template <std::size_t Bytes, bool Stream>
+inline void move_visit(const void* in, void* out, std::size_t first) {
+  constexpr std::size_t kVector = sizeof(lanes::Float);
+  SPILLWAY_UNROLL
+  for (std::size_t k = 0; k < Bytes; k += kVector) {
+    const auto* const source = static_cast<const std::byte*>(in) + first + k;
+    std::byte* const target = static_cast<std::byte*>(out) + first + k;
+    put<Stream>(reinterpret_cast<float*>(target),
+                lanes::load(reinterpret_cast<const float*>(source)));
+  }
+}
+
+/// Results of one visit, until they are streamed.
+template <StateFormat Format, DType Parameter>
+struct StagedVisit {
+  static constexpr std::size_t kVisit = Moments<Format>::kVisit;
+  static constexpr std::size_t kMaster = kVisit * master_size(Format);
+  static constexpr std::size_t kMoment = kVisit * moment_size(Format);
+  static constexpr std::size_t kParameters = kVisit * size_of(Parameter);
+  alignas(kCacheLine) std::byte master[kMaster];
+  alignas(kCacheLine) std::byte m[kMoment];
+  alignas(kCacheLine) std::byte v[kMoment];
+  alignas(kCacheLine) std::byte parameters[kParameters];
+
+  void stream(const LaneScalars& s, const UpdateRange& range, std::size_t first) const {
+    move_visit<kMaster, true>(master, out_at<master_size(Format)>(range.master_out, first), 0);
+    if (s.has_m) move_visit<kMoment, true>(m, out_at<moment_size(Format)>(range.m_out, first), 0);
+    if (s.has_v) move_visit<kMoment, true>(v, out_at<moment_size(Format)>(range.v_out, first), 0);
+    move_visit<kParameters, true>(parameters,
+                                  out_at<size_of(Parameter)>(range.parameters_out, first), 0);
+  }
+};
+
+/// Updates one visit. Its range is made of fields, not by `slice`: a struct that is written in
+/// parts and read whole waits for all stores before it, the streamed ones too.
+template <StateFormat Format, DType Gradient, DType Parameter, Rule Which, Output Out>
+inline void update_and_put(const LaneScalars& s, const UpdateRange& range, std::size_t first) {
+  if constexpr (kStaged<Format, Out>) {
+    StagedVisit<Format, Parameter> staged;
+    UpdateRange visit{.gradient = element_at<Gradient>(range.gradient, first),
+                      .master_in = advance(range.master_in, master_size(Format), first),
+                      .m_in = advance(range.m_in, moment_size(Format), first),
+                      .v_in = advance(range.v_in, moment_size(Format), first),
+                      .parameters_in = advance(range.parameters_in, size_of(Parameter), first),
+                      .master_out = staged.master,
+                      .m_out = staged.m,
+                      .v_out = staged.v,
+                      .parameters_out = staged.parameters,
+                      .index = range.index + first};
+    if constexpr (Format == StateFormat::int8) {
+      const std::size_t scales = first / kQuantizationBlock * 2;
+      visit.scales_in = range.scales_in + scales;
+      visit.scales_out = range.scales_out + scales;
+    }
+    update_visit<Format, Gradient, Parameter, Which, Output::store>(s, visit, 0);
+    staged.stream(s, range, first);
+  } else {
+    update_visit<Format, Gradient, Parameter, Which, Out>(s, range, first);
+  }
+}
+
 /// `count` whole visits from `first` on.
 template <StateFormat Format, DType Gradient, DType Parameter, Rule Which, Output Out>
 [[gnu::noinline]] void update_visits(const LaneScalars& scalars, const UpdateRange& given,
@@ -70,12 +140,12 @@ template <StateFormat Format, DType Gradient, DType Parameter, Rule Which, Outpu
   const std::size_t last = first + count * kVisit;
   if (range.prefetch_distance == 0) {
     for (std::size_t i = first; i < last; i += kVisit) {
-      update_visit<Format, Gradient, Parameter, Which, Out>(s, range, i);
+      update_and_put<Format, Gradient, Parameter, Which, Out>(s, range, i);
     }
   } else {
     for (std::size_t i = first; i < last; i += kVisit) {
       prefetch_visit<Format, Gradient>(range, i + range.prefetch_distance, kVisit);
-      update_visit<Format, Gradient, Parameter, Which, Out>(s, range, i);
+      update_and_put<Format, Gradient, Parameter, Which, Out>(s, range, i);
     }
   }
 }
