@@ -40,8 +40,6 @@ class DeviceLink {
   virtual void close(void* stream, std::size_t slot) = 0;
   [[nodiscard]] virtual Mark mark(std::size_t slot) = 0;
   [[nodiscard]] virtual Health health() = 0;
-  /// Ends what is on the streams, with buffers undefined. Only destruction may follow.
-  virtual void abort() noexcept = 0;
 };
 
 }  // namespace spillway::comm::detail

@@ -71,9 +71,11 @@ void DeviceOperations::guarded(Body body) {
 
 void DeviceOperations::end_groups(std::string_view reason) noexcept {
   all().host.abandon(reason);
+  std::vector<DeviceLink*> links;
   for (const auto& group : groups_) {
-    if (group->link != nullptr) group->link->abort();
+    if (group->link != nullptr) links.push_back(group->link.get());
   }
+  abort_nccl_links(links);
   // These have ended with the group, which has told why.
   for (Started& started : ring_) {
     try {

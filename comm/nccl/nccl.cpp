@@ -51,6 +51,11 @@ int Nccl::version() const {
   return version;
 }
 
+bool Nccl::aborts_groups() const noexcept {
+  int version = 0;
+  return get_version(&version) == ncclSuccess && version >= kFirstWithGroupAborts;
+}
+
 std::string Nccl::text_of(ncclResult_t status, ncclComm_t communicator) const {
   std::string text = error_string(status);
   const char* const last = last_error(communicator);

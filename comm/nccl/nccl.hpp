@@ -39,6 +39,8 @@ struct Nccl {
   decltype(&ncclRecv) receive;
 
   [[nodiscard]] int version() const;
+  /// Whether several communicators can be aborted in one group: since 2.22.
+  [[nodiscard]] bool aborts_groups() const noexcept;
   /// Returns NCCL's words for `status`, and for what happened last, if it has any.
   [[nodiscard]] std::string text_of(ncclResult_t status, ncclComm_t communicator) const;
   /// Throws `Error{device_error}` unless `status` is success or "in progress". `what` was tried.

@@ -134,14 +134,16 @@ class NcclLink final : public DeviceLink {
             .text = nccl_.text_of(status, communicator_)};
   }
 
-  void abort() noexcept override {
+  /// Ends what is on the streams, in a group of NCCL's or alone.
+  void abort() noexcept {
     barrier_word_.keep();
-    if (communicator_ == nullptr) return;
-    const ncclResult_t status = nccl_.abort(std::exchange(communicator_, nullptr));
-    if (status != ncclSuccess && status != ncclInProgress) {
-      log_error("NCCL: an abort failed: {}", nccl_.error_string(status));
-    }
+    if (communicator_ != nullptr) log_abort(nccl_.abort(std::exchange(communicator_, nullptr)));
   }
+  void log_abort(ncclResult_t status) const noexcept {
+    if (status == ncclSuccess || status == ncclInProgress) return;
+    log_error("NCCL: an abort failed: {}", nccl_.error_string(status));
+  }
+  [[nodiscard]] const Nccl& nccl() const { return nccl_; }
 
  private:
   struct Slot {
@@ -284,6 +286,16 @@ void NcclLink::start(const Call& call, cudaStream_t stream) {
 
 std::unique_ptr<DeviceLink> make_nccl_link(Communicator& host, const NcclLinkOptions& options) {
   return std::make_unique<NcclLink>(host, options);
+}
+
+void abort_nccl_links(std::span<DeviceLink* const> links) noexcept {
+  if (links.empty()) return;
+  const auto& first = static_cast<const NcclLink&>(*links.front());
+  // An abort frees memory of the device, which waits for all that runs there.
+  const bool together = first.nccl().aborts_groups();
+  if (together) first.log_abort(first.nccl().group_start());
+  for (DeviceLink* const link : links) static_cast<NcclLink&>(*link).abort();
+  if (together) first.log_abort(first.nccl().group_end());
 }
 
 }  // namespace spillway::comm::detail

@@ -25,4 +25,9 @@ struct NcclLinkOptions {
 [[nodiscard]] std::unique_ptr<DeviceLink> make_nccl_link(Communicator& host,
                                                          const NcclLinkOptions& options);
 
+/// Ends what links made here have on the streams, with buffers undefined. Those of a rank are
+/// aborted together: one alone may wait for work of another that nobody ends. Only destruction may
+/// follow. Logs what NCCL fails with.
+void abort_nccl_links(std::span<DeviceLink* const> links) noexcept;
+
 }  // namespace spillway::comm::detail

@@ -11,4 +11,6 @@ std::unique_ptr<DeviceLink> make_nccl_link(Communicator& /*host*/,
               "nccl.h; tools/setup cuda installs both");
 }
 
+void abort_nccl_links(std::span<DeviceLink* const> /*none*/) noexcept {}
+
 }  // namespace spillway::comm::detail

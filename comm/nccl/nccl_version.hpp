@@ -11,6 +11,8 @@ namespace spillway::comm::detail {
 /// Communicators that do not block, and whose errors are asked for, have been reliable since then:
 /// 2.18.1.
 inline constexpr int kOldestNccl = 21801;
+/// From here on several communicators are aborted in one group: 2.22.3, the first 2.22.
+inline constexpr int kFirstWithGroupAborts = 22203;
 
 /// Returns why a libnccl.so.2 is not used; nothing if it is. Every version 2 has this name,
 /// whatever CUDA it was built for. `version`: what it reports, if it does.

@@ -188,6 +188,16 @@ TEST(DeviceRanks, RefuseAnNcclThatIsTooOld) {
   EXPECT_THAT(messages, Each(HasSubstr("2.18 or newer")));
 }
 
+// It has to abort communicators one after the other.
+TEST(DeviceRanks, EndWithAnNcclThatAbortsNothingInAGroup) {
+  const auto messages = failures_to_join([](int rank) {
+    cuda_emulation::pretend_nccl(22105);
+    if (rank == 1) cuda_emulation::fail_nccl(1, kSystemError);
+  });
+  EXPECT_THAT(messages[1], HasSubstr("NCCL failed on rank 1"));
+  EXPECT_THAT(messages[0], HasSubstr("rank 1 has abandoned the group"));
+}
+
 // They do not wait until NCCL gives up.
 TEST(DeviceRanks, RefuseAnNcclOfAnotherVersionThanThatOfRank0) {
   const auto messages = failures_to_join(

@@ -144,6 +144,27 @@ TEST_F(SecondGpu, RefusesAStreamThatIsCapturedIntoAGraphAndGoesOn) {
   EXPECT_EQ(state(*trainer), state(*host));
 }
 
+// Threads of the trainer ask and wait meanwhile, which CUDA forbids those that have not relaxed it.
+TEST_F(SecondGpu, GoesOnWhileAnotherStreamIsCapturedIntoAGraph) {
+  const auto host = make(options_for());
+  backward(*host, 1);
+  host->step({});
+  const auto trainer = make_on_gpu();
+  void* const captured = cuda_emulation::default_stream(0);
+  std::deque<Copied> gradients;
+  for (std::uint32_t i = 0; i < trainer->size(); ++i) {
+    gradients.emplace_back(bytes_of(model_.gradient(i, 1)));
+  }
+  cuda_emulation::capture_stream(captured, true);
+  for (std::uint32_t i = 0; i < trainer->size(); ++i) {
+    trainer->add_device_gradient(i, gradients[i].gradient());
+  }
+  trainer->step({.readers = kWork});
+  trainer->wait();
+  cuda_emulation::capture_stream(captured, false);
+  EXPECT_EQ(state(*trainer), state(*host));
+}
+
 class HeldStream : public EmbeddedTrainerTest {};
 
 TEST_F(HeldStream, GradientsAreReadOnceItHasComeToThem) {

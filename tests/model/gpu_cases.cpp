@@ -22,6 +22,7 @@ std::string reason_to_skip() { return why_no_gpu(); }
 
 std::unique_ptr<Ops> make_case_ops(const OpsCase& c) {
   use_gpu();
+  TestDevice::current()->report = [](const char* what) { ADD_FAILURE() << what; };
   const bool in_parts = c.kernels == "gpu_in_parts";
   return make_gpu_ops({.compute = c.dtype,
                        .own_attention = c.kernels == "gpu_own_attention",

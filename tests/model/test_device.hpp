@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <exception>
 #include <memory>
 #include <new>
 #include <span>
@@ -19,6 +20,8 @@ namespace spillway::model {
 struct TestDevice {
   std::unique_ptr<offload::DeviceBackend> backend;
   std::unique_ptr<offload::Stream> stream;  ///< of the operations, and of this memory's copies
+  /// Tells what failed where nothing can be thrown. A program of tests has it fail the test.
+  void (*report)(const char* what) = [](const char* what) { std::fprintf(stderr, "%s\n", what); };
 
   /// Null: tests run on the host, whose memory is the device's.
   static TestDevice*& current() {
@@ -27,13 +30,23 @@ struct TestDevice {
   }
 };
 
+/// Calls `body`, at the end of memory, where a device that is broken can be reported only.
+template <class Body>
+void report_failures(TestDevice& device, const Body& body) noexcept {
+  try {
+    body();
+  } catch (const std::exception& error) {
+    device.report(error.what());
+  }
+}
+
 /// Gives memory back to where it was taken.
 struct FreeTestMemory {
   offload::MemoryKind kind{};
   std::size_t size = 0;
-  void operator()(std::byte* p) const {
+  void operator()(std::byte* p) const noexcept {
     if (TestDevice* device = TestDevice::current(); device != nullptr) {
-      device->stream->synchronize();
+      report_failures(*device, [&] { device->stream->synchronize(); });
       device->backend->deallocate(kind, p, Bytes{size});
     } else {
       ::operator delete(p, std::align_val_t{kPageBytes});
@@ -100,13 +113,15 @@ class TestMemory {
             FreeTestMemory{kind, taken}};
   }
 
-  void check_guard() const {
+  void check_guard() const noexcept {
     if (host_ == nullptr) return;
     std::byte* const behind = host_.get() + size_;
     if (device_ != nullptr) {
       TestDevice& device = *TestDevice::current();
-      device.stream->download({behind, kGuard}, {device_.get() + size_, kGuard});
-      device.stream->synchronize();
+      report_failures(device, [&] {
+        device.stream->download({behind, kGuard}, {device_.get() + size_, kGuard});
+        device.stream->synchronize();
+      });
     }
     if (std::all_of(behind, behind + kGuard, [](std::byte b) { return b == std::byte{0xff}; })) {
       return;

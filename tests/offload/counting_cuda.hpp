@@ -28,6 +28,11 @@ class CountingCuda final : public CudaApi {
   void versions(int& driver, int& runtime) override { inner_->versions(driver, runtime); }
   Status set_device(int device) override { return waits(), inner_->set_device(device); }
   Status current_device(int& device) override { return inner_->current_device(device); }
+  Status current_context(ContextHandle& context) override {
+    return inner_->current_context(context);
+  }
+  Status set_context(ContextHandle context) override { return inner_->set_context(context); }
+  Status relax_captures() override { return inner_->relax_captures(); }
   Status properties(int device, CudaDevice& found) override {
     return waits(), inner_->properties(device, found);
   }

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "offload/cuda/detail/pinned_memory.hpp"
+#include "runtime/base/log.hpp"
 #include "runtime/base/memory_budget.hpp"
 #include "tests/offload/cuda_step_rules.hpp"
 #include "tests/offload/device_backend_fixture.hpp"
@@ -198,6 +199,44 @@ TEST(CudaBackend, WorkThatFailedOnTheGpuIsToldByTheEventAfterIt) {
   const std::string message = refusal(ErrorCode::device_error, 700, [&] { (void)event->done(); });
   EXPECT_NE(message.find("cudaError700"), std::string::npos) << message;
   it.fake->machine().query_status = cuda::kSuccess;
+}
+
+/// What is logged where memory and streams end, each with this status.
+std::string log_of_ends(cuda::Status status) {
+  ::testing::internal::CaptureStderr();
+  {
+    Fixture it;
+    const DeviceMemory device(*it.backend, 1_KiB);
+    const PinnedMemory pinned(*it.backend, 1_KiB);
+    const auto stream = it.backend->make_stream("compute");
+    const auto event = it.backend->make_event();
+    set_log_level(LogLevel::error);
+    it.fake->machine().end_status = status;
+  }
+  set_log_level(LogLevel::off);
+  return ::testing::internal::GetCapturedStderr();
+}
+
+TEST(CudaBackend, ABrokenDeviceIsLoggedOnceByAllThatEnds) {
+  const std::string log = log_of_ends(700);
+  EXPECT_NE(log.find("destroying an event failed: cudaError700"), std::string::npos) << log;
+  EXPECT_EQ(std::ranges::count(log, '\n'), 1) << log;
+}
+
+TEST(CudaBackend, ARuntimeThatEndsWithTheProcessIsNotLogged) {
+  EXPECT_EQ(log_of_ends(4), "");  // cudaErrorCudartUnloading
+}
+
+TEST(CudaBackend, AGraphThatSomebodyCapturesIsNamedWithARemedy) {
+  Fixture it;
+  for (const int status : {900, 906}) {
+    it.fake->machine().allocate_status = status;
+    const std::string message = refusal(ErrorCode::device_error, status, [&] {
+      (void)it.backend->allocate(MemoryKind::device, 1_MiB);
+    });
+    EXPECT_NE(message.find("capture_error_mode"), std::string::npos) << message;
+    EXPECT_EQ(message.find("compute-sanitizer"), std::string::npos) << message;
+  }
 }
 
 TEST(CudaBackend, CopiesOfMemoryThatIsNotPinnedAreRefusedByTheFake) {

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 
 namespace spillway::offload::cuda {
@@ -37,14 +38,27 @@ void FakeCuda::versions(int& driver, int& runtime) {
 
 Status FakeCuda::set_device(int device) {
   if (device >= machine_.devices) return kInvalidValue;
-  current_device_ = device;
+  const auto known = std::ranges::find(contexts_, device);
+  current_ = known != contexts_.end() ? &*known : &contexts_.emplace_back(device);
   return kSuccess;
 }
 
 Status FakeCuda::current_device(int& device) {
-  device = current_device_;
+  device = current_ == nullptr ? 0 : *current_;
   return kSuccess;
 }
+
+Status FakeCuda::current_context(ContextHandle& context) {
+  context = current_;
+  return kSuccess;
+}
+
+Status FakeCuda::set_context(ContextHandle context) {
+  current_ = static_cast<int*>(context);
+  return kSuccess;
+}
+
+Status FakeCuda::relax_captures() { return kSuccess; }
 
 Status FakeCuda::properties(int, CudaDevice& found) {
   found = {.name = "Fake GPU",
@@ -77,7 +91,7 @@ Status FakeCuda::allocate(void*& address, std::size_t size) {
 }
 
 Status FakeCuda::deallocate(void* address) {
-  return allocations_.erase(bytes(address)) == 1 ? kSuccess : kInvalidValue;
+  return allocations_.erase(bytes(address)) == 1 ? machine_.end_status : kInvalidValue;
 }
 
 Status FakeCuda::device_of(const void* address, int& device) {
@@ -95,7 +109,7 @@ Status FakeCuda::register_host(void* address, std::size_t size) {
 }
 
 Status FakeCuda::unregister_host(void* address) {
-  return registered_.erase(bytes(address)) == 1 ? kSuccess : kInvalidValue;
+  return registered_.erase(bytes(address)) == 1 ? machine_.end_status : kInvalidValue;
 }
 
 bool FakeCuda::on_device(const void* address, std::size_t size) const {
@@ -122,7 +136,7 @@ Status FakeCuda::create_stream(StreamHandle& stream) {
 
 Status FakeCuda::destroy_stream(StreamHandle) {
   --streams_alive_;
-  return kSuccess;
+  return machine_.end_status;
 }
 
 void FakeCuda::run_until(QueuedStream& stream, std::uint64_t position) {
@@ -180,7 +194,7 @@ Status FakeCuda::create_event(EventHandle& event) {
 
 Status FakeCuda::destroy_event(EventHandle) {
   --events_alive_;
-  return kSuccess;
+  return machine_.end_status;
 }
 
 Status FakeCuda::record(EventHandle event, StreamHandle stream) {

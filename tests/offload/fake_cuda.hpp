@@ -28,6 +28,7 @@ struct FakeMachine {
   std::size_t register_room = ~std::size_t{0};    ///< in all calls
   Status query_status = kSuccess;                 ///< of an event whose work is done
   bool captures = false;                          ///< what all streams are given, into a graph
+  Status end_status = kSuccess;                   ///< of what is freed and destroyed nevertheless
 };
 
 class FakeCuda final : public CudaApi {
@@ -39,12 +40,17 @@ class FakeCuda final : public CudaApi {
   ~FakeCuda() override;
 
   [[nodiscard]] FakeMachine& machine() { return machine_; }
+  /// On how many devices CUDA was started.
+  [[nodiscard]] std::size_t started() const { return contexts_.size(); }
 
   std::string describe(Status status) override;
   Status device_count(int& count) override;
   void versions(int& driver, int& runtime) override;
   Status set_device(int device) override;
   Status current_device(int& device) override;
+  Status current_context(ContextHandle& context) override;
+  Status set_context(ContextHandle context) override;
+  Status relax_captures() override;
   Status properties(int device, CudaDevice& found) override;
   Status free_memory(Bytes& free) override;
   Status allocate(void*& address, std::size_t size) override;
@@ -93,7 +99,8 @@ class FakeCuda final : public CudaApi {
   [[nodiscard]] bool registered(const void* address, std::size_t size) const;
 
   FakeMachine machine_;
-  int current_device_ = 0;
+  std::deque<int> contexts_;  ///< of the devices on which CUDA was started
+  int* current_ = nullptr;    ///< one of them
   std::map<const std::byte*, Allocation> allocations_;
   std::map<const std::byte*, std::size_t> registered_;
   std::deque<QueuedStream> streams_;  ///< kept to the end: events speak of them

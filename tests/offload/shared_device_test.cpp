@@ -16,11 +16,11 @@ using cuda::FakeCuda;
 using cuda::FakeMachine;
 
 struct Fixture {
-  explicit Fixture(const FakeMachine& machine = {}) {
+  explicit Fixture(const FakeMachine& machine = {}, int number = 0) {
     auto api = std::make_unique<FakeCuda>(machine);
     fake = api.get();
-    backend =
-        cuda::make_backend(std::move(api), {.device_capacity = 1_MiB, .pinned_capacity = 1_MiB});
+    backend = cuda::make_backend(
+        std::move(api), {.device_capacity = 1_MiB, .pinned_capacity = 1_MiB, .device = number});
     device = DeviceMemory(*backend, 1_KiB);
     source = PinnedMemory(*backend, 1_KiB);
     target = PinnedMemory(*backend, 1_KiB);
@@ -93,6 +93,23 @@ TEST(SharedDevice, RefusesAStreamThatIsCaptured) {
     EXPECT_EQ(error.code(), ErrorCode::not_supported);
     EXPECT_NE(std::string(error.what()).find("reduce-overhead"), std::string::npos);
   }
+}
+
+// CUDA gives a context to each device that is made current, device 0 included.
+TEST(SharedDevice, LeavesADeviceAloneThatNobodyHasChosen) {
+  Fixture it({.devices = 2}, 1);
+  EXPECT_EQ(it.fake->started(), 1);
+  int current = -1;
+  void* context = nullptr;
+  ASSERT_EQ(it.fake->set_context(nullptr), cuda::kSuccess);  // as in a thread that is new
+  it.backend->shared()->record_behind({ExternalWork::Kind::stream, it.external}, *it.event);
+  EXPECT_EQ(it.fake->started(), 1);
+  ASSERT_EQ(it.fake->current_context(context), cuda::kSuccess);
+  EXPECT_EQ(context, nullptr);
+  ASSERT_EQ(it.fake->set_device(0), cuda::kSuccess);
+  it.backend->shared()->record_behind({ExternalWork::Kind::stream, it.external}, *it.event);
+  ASSERT_EQ(it.fake->current_device(current), cuda::kSuccess);
+  EXPECT_EQ(current, 0);
 }
 
 std::string refusal(SharedDevice& shared, const std::byte* address, std::size_t size) {

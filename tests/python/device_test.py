@@ -10,6 +10,7 @@ import torch
 import spillway
 from spillway._load import native
 from spillway.torch import OffloadedAdamW, _registration, _shard, offload_model
+from spillway.torch._activations import HostMemory
 from spillway.torch._device import Gpu
 
 STREAM = 77
@@ -152,6 +153,64 @@ def test_what_no_trainer_keeps_moves_to_the_gpu(monkeypatch):
     offload_model(model, "1MB", device="cuda:2")
     assert moved == [((2,), "cuda:2"), ((0, 5), "cuda:2")]
     assert _registration.place_of(model[0].weight) == torch.device("cuda:2")  # its trainer's
+
+
+class Runtime:
+    """CUDA's runtime as torch has it, which pins nothing."""
+
+    def __init__(self):
+        self.pinned = {}  # sizes by address
+        self.current = []
+        self.status = 0
+
+    def cudaHostRegister(self, address, size, flags):
+        assert (address % 4096, flags) == (0, 0)
+        self.pinned[address] = size
+        return self.status
+
+    def cudaHostUnregister(self, address):
+        ctypes.string_at(address, self.pinned.pop(address))  # the pages are still there
+
+
+@pytest.fixture
+def runtime(monkeypatch):
+    runtime = Runtime()
+
+    def check(status):
+        if status:
+            raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    monkeypatch.setattr(torch.cuda, "check_error", check)
+    monkeypatch.setattr(torch.cuda, "device",
+                        lambda device: contextlib.nullcontext(runtime.current.append(device)))
+    return runtime
+
+
+@pytest.mark.parametrize("size", (5000, (64 << 20) + 1))
+def test_saved_activations_pin_as_much_memory_as_they_take(runtime, size):
+    gpu = torch.device("cuda", 3)
+    memory = HostMemory(2 * size)
+    piece = memory.take(size, gpu)
+    assert runtime.pinned == {piece.data_ptr(): size} and piece.nbytes == size
+    assert runtime.current == [gpu]
+    piece[-1] = 7
+    memory.give_back(piece)
+    again = memory.take(size, gpu)
+    assert again.data_ptr() == piece.data_ptr() and len(runtime.pinned) == 1
+    view = again[10:]
+    del piece, again
+    assert len(runtime.pinned) == 1
+    assert view[-1] == 7
+    del view
+    assert not runtime.pinned
+
+
+def test_memory_that_cannot_be_pinned_is_not_unpinned(runtime):
+    runtime.status = 2
+    with pytest.raises(RuntimeError, match="out of memory"):
+        HostMemory(10000).take(5000, torch.device("cuda", 0))
+    assert len(runtime.pinned) == 1
 
 
 def test_says_which_devices_there_are():

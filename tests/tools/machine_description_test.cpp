@@ -76,7 +76,7 @@ TEST(MachineDescription, AnOlderOneHasAnAssumedRateOfDeterministicAttention) {
   older.erase("attention_backward_deterministic_tflops");
   const MachineDescription machine = parse_machine(older.dump(), "test");
   EXPECT_TRUE(machine.assumes_slowdown);
-  EXPECT_DOUBLE_EQ(machine.attention_backward_deterministic_flops, 25e12 / 1.4);
+  EXPECT_DOUBLE_EQ(machine.attention_backward_deterministic_flops, 25e12 / 1.36);
 }
 
 TEST(MachineDescription, RanksOfOneMachineShareItsHostAndItsDisks) {

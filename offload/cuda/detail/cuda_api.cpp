@@ -11,6 +11,12 @@ namespace {
 /// The oldest generation that the kernels are compiled for.
 constexpr int kOldestComputeMajor = 8;
 
+constexpr std::string_view kKernelRemedy = "if a kernel did, compute-sanitizer tells which";
+constexpr std::string_view kCaptureRemedy =
+    "somebody in this process captures a CUDA graph at the same time, which allows no such call of "
+    "this thread: capture before training starts, between two steps, or with "
+    "capture_error_mode=\"thread_local\" (torch.cuda.graph)";
+
 std::string version_text(int version) {
   return fmt::format("{}.{}", version / 1000, version % 1000 / 10);
 }
@@ -31,16 +37,17 @@ void check_cuda(CudaApi& api, Status status, std::string_view action, SourceLoca
   if (status == kSuccess) [[likely]] {
     return;
   }
+  const bool captures = status >= kFirstOfCapture && status <= kLastOfCapture;
   throw Error(ErrorCode::device_error,
-              fmt::format("{} failed: {}; if a kernel did, compute-sanitizer tells which", action,
-                          api.describe(status)),
+              fmt::format("{} failed: {}; {}", action, api.describe(status),
+                          captures ? kCaptureRemedy : kKernelRemedy),
               status, where);
 }
 
 void log_cuda(CudaApi& api, Status status, std::string_view action) noexcept {
-  if (status == kSuccess) return;
+  if (status == kSuccess || status == kRuntimeUnloading || api.was_logged(status)) return;
   try {
-    log_error("{} failed: {}", action, api.describe(status));
+    log_error("{} failed: {}; the same is not logged again", action, api.describe(status));
   } catch (...) {
     log_error("{} failed: CUDA's error {}", action, status);
   }

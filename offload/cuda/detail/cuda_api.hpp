@@ -4,6 +4,7 @@
 // Threads: as CUDA's runtime: any, and the current device is each thread's own.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <memory>
 #include <optional>
@@ -22,16 +23,21 @@ using Status = int;
 /// These are the statuses that the backend tells apart, with the values of cudaError_t.
 inline constexpr Status kSuccess = 0;
 inline constexpr Status kOutOfMemory = 2;
+inline constexpr Status kRuntimeUnloading = 4;
 inline constexpr Status kInsufficientDriver = 35;
 inline constexpr Status kNoDevice = 100;
 inline constexpr Status kNotReady = 600;
+/// From the first to the last, what CUDA says of a graph that somebody captures meanwhile.
+inline constexpr Status kFirstOfCapture = 900;
+inline constexpr Status kLastOfCapture = 908;
 
 enum class CopyDirection { to_device, to_host };
 
 class CudaApi {
  public:
-  using StreamHandle = void*;  // cudaStream_t
-  using EventHandle = void*;   // cudaEvent_t
+  using StreamHandle = void*;   // cudaStream_t
+  using EventHandle = void*;    // cudaEvent_t
+  using ContextHandle = void*;  // CUcontext
 
   CudaApi() = default;
   virtual ~CudaApi() = default;
@@ -47,6 +53,12 @@ class CudaApi {
   [[nodiscard]] virtual Status set_device(int device) = 0;
   /// Gives the device that is current on this thread.
   [[nodiscard]] virtual Status current_device(int& device) = 0;
+  /// Gives the context that is current on this thread; null where none is. Neither this nor
+  /// `set_context`, which makes it current again, starts CUDA on a device.
+  [[nodiscard]] virtual Status current_context(ContextHandle& context) = 0;
+  [[nodiscard]] virtual Status set_context(ContextHandle context) = 0;
+  /// Lets this thread call what is forbidden to others while somebody captures a graph.
+  [[nodiscard]] virtual Status relax_captures() = 0;
   /// Fills everything but the free memory and the versions; starts nothing. An absent node is one
   /// that CUDA does not know.
   [[nodiscard]] virtual Status properties(int device, CudaDevice& found) = 0;
@@ -75,6 +87,14 @@ class CudaApi {
   [[nodiscard]] virtual Status destroy_event(EventHandle event) = 0;
   [[nodiscard]] virtual Status record(EventHandle event, StreamHandle stream) = 0;
   [[nodiscard]] virtual Status query(EventHandle event) = 0;
+
+  /// Notes that `status` is logged, and returns whether it was the last one that was.
+  [[nodiscard]] bool was_logged(Status status) noexcept {
+    return logged_.exchange(status) == status;
+  }
+
+ private:
+  std::atomic<Status> logged_{kSuccess};
 };
 
 /// Returns CUDA's runtime; null in a build without CUDA.
@@ -84,7 +104,8 @@ class CudaApi {
 /// CUDA's words, unless `status` is success.
 void check_cuda(CudaApi& api, Status status, std::string_view action,
                 SourceLocation where = SourceLocation::current());
-/// Logs it instead, for destructors.
+/// Logs it instead, for destructors: once where one follows another with the same status, as after
+/// a kernel that broke the device. Silent about a runtime that ends with the process.
 void log_cuda(CudaApi& api, Status status, std::string_view action) noexcept;
 
 /// Do for any api what `cuda_unavailable_reason` and `query_cuda_device` do; null: a build without

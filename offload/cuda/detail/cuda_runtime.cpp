@@ -11,9 +11,12 @@ namespace {
 
 static_assert(cudaSuccess == kSuccess);
 static_assert(cudaErrorMemoryAllocation == kOutOfMemory);
+static_assert(cudaErrorCudartUnloading == kRuntimeUnloading);
 static_assert(cudaErrorInsufficientDriver == kInsufficientDriver);
 static_assert(cudaErrorNoDevice == kNoDevice);
 static_assert(cudaErrorNotReady == kNotReady);
+static_assert(cudaErrorStreamCaptureUnsupported == kFirstOfCapture);
+static_assert(cudaErrorStreamCaptureWrongThread == kLastOfCapture);
 
 Status cleared(cudaError_t status) {
   if (status != cudaSuccess) static_cast<void>(::cudaGetLastError());
@@ -25,6 +28,20 @@ cudaEvent_t event_of(void* handle) { return static_cast<cudaEvent_t>(handle); }
 
 Status read_attribute(int& value, cudaDeviceAttr attribute, int device) {
   return cleared(::cudaDeviceGetAttribute(&value, attribute, device));
+}
+
+/// Finds a function of the driver that the runtime has opened, of CUDA 12 or newer. Its status is a
+/// CUresult, whose values are those of cudaError_t.
+template <class Function>
+Status find_in_driver(const char* name, Function*& function) {
+  constexpr unsigned kVersion = 12000;
+  void* found = nullptr;
+  cudaDriverEntryPointQueryResult outcome{};
+  const Status status = cleared(
+      ::cudaGetDriverEntryPointByVersion(name, &found, kVersion, cudaEnableDefault, &outcome));
+  if (status != kSuccess) return status;
+  function = reinterpret_cast<Function*>(found);
+  return found != nullptr ? kSuccess : cudaErrorSymbolNotFound;
 }
 
 class CudaRuntime final : public CudaApi {
@@ -43,6 +60,21 @@ class CudaRuntime final : public CudaApi {
 
   Status set_device(int device) override { return cleared(::cudaSetDevice(device)); }
   Status current_device(int& device) override { return cleared(::cudaGetDevice(&device)); }
+
+  Status current_context(ContextHandle& context) override {
+    int (*function)(void**) = nullptr;
+    const Status status = find_in_driver("cuCtxGetCurrent", function);
+    return status != kSuccess ? status : function(&context);
+  }
+  Status set_context(ContextHandle context) override {
+    int (*function)(void*) = nullptr;
+    const Status status = find_in_driver("cuCtxSetCurrent", function);
+    return status != kSuccess ? status : function(context);
+  }
+  Status relax_captures() override {
+    cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+    return cleared(::cudaThreadExchangeStreamCaptureMode(&mode));
+  }
 
   Status properties(int device, CudaDevice& found) override {
     cudaDeviceProp properties{};

@@ -13,6 +13,7 @@ CudaSharedDevice::CudaSharedDevice(CudaApi& api, int device)
 
 void CudaSharedDevice::bind_thread() {
   check_cuda(api_, api_.set_device(device_), "making the GPU current on a thread");
+  check_cuda(api_, api_.relax_captures(), "leaving captures of others alone");
 }
 
 void CudaSharedDevice::check_memory(DeviceSpan<const std::byte> memory) {

@@ -16,6 +16,7 @@ class CudaSharedDevice final : public SharedDevice {
   /// The device is current. `api` outlives this.
   CudaSharedDevice(CudaApi& api, int device);
 
+  /// From then on, calls of the thread do not disturb a graph that another thread captures.
   void bind_thread() override;
   void check_memory(DeviceSpan<const std::byte> memory) override;
   void record_behind(const ExternalWork& work, Event& event) override;

@@ -3,8 +3,12 @@
 #pragma once
 
 #include <cuda_runtime.h>
+#include <cxxabi.h>
 
 #include <cstddef>
+#include <cstdlib>
+#include <memory>
+#include <string>
 #include <string_view>
 
 #include "runtime/base/cuda/check.hpp"
@@ -18,7 +22,17 @@ struct Launch {
   cudaStream_t stream = nullptr;
 };
 
-/// Enqueues `kernel`. Throws `Error{device_error}` if CUDA does not take it; `what` was started.
+/// Returns a kernel's name with the types of its template; empty where CUDA does not tell it.
+inline std::string name_of_kernel(const void* kernel) {
+  const char* mangled = nullptr;
+  if (cudaFuncGetName(&mangled, kernel) != cudaSuccess || mangled == nullptr) return {};
+  const std::unique_ptr<char, decltype(&std::free)> name(
+      abi::__cxa_demangle(mangled, nullptr, nullptr, nullptr), &std::free);
+  return name != nullptr ? name.get() : mangled;
+}
+
+/// Enqueues `kernel`. Throws `Error{device_error}` that names it if CUDA does not take it;
+/// `what` was started.
 template <class... Parameters, class... Arguments>
 void launch_kernel(std::string_view what, const Launch& launch, void (*kernel)(Parameters...),
                    const Arguments&... arguments) {
@@ -31,8 +45,9 @@ void launch_kernel(std::string_view what, const Launch& launch, void (*kernel)(P
   if (status == cudaSuccess) [[likely]] {
     return;
   }
+  const std::string name = name_of_kernel(reinterpret_cast<const void*>(kernel));
   static_cast<void>(cudaGetLastError());  // it is reported here, and not of a later launch
-  check_cuda(status, what);
+  check_cuda(status, name.empty() ? std::string(what) : std::string(what) + " (" + name + ")");
 }
 
 #ifdef __NVCC__

@@ -14,8 +14,9 @@
 namespace spillway::engine {
 namespace {
 
-/// Share of the device's free memory that a run takes: kernels that the libraries load on first
-/// use need some too.
+/// Share of the device's free memory, with the context in place, that a run takes. The rest is for
+/// what comes later and has no figure yet: kernels that cuBLASLt and cuDNN load or compile on first
+/// use, the driver's memory for their stacks, and NCCL's buffers.
 constexpr double kShareOfDeviceMemory = 0.95;
 
 bool is_cuda(const config::TrainOptions& options) {

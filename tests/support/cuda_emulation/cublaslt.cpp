@@ -7,6 +7,7 @@
 #include <cstring>
 #include <vector>
 
+#include "tests/support/cuda_emulation/device.hpp"
 #include "tests/support/cuda_emulation/grid.hpp"
 #include "tests/support/cuda_emulation/library_call.hpp"
 
@@ -355,6 +356,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
                               cublasLtMatrixLayout_t d_layout,
                               const cublasLtMatmulAlgo_t* algorithm, void* workspace,
                               std::size_t workspace_size, cudaStream_t stream) {
+  if (cuda_emulation::Device::Lock()->broken != cudaSuccess) return CUBLAS_STATUS_EXECUTION_FAILED;
   cublasLtMatmulHeuristicResult_t needed{};
   const cublasStatus_t status = cublasLtMatmulAlgoCheck(handle, description, a_layout, b_layout,
                                                         c_layout, d_layout, algorithm, &needed);

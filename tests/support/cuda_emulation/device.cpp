@@ -11,10 +11,6 @@ namespace cuda_emulation {
 void set_order(std::uint64_t seed) { Device::Lock()->set_order(seed); }
 void set_devices(int count) { Device::Lock()->devices = count; }
 void set_integrated(bool integrated) { Device::Lock()->integrated = integrated; }
-int& current_device() {
-  thread_local int device = 0;
-  return device;
-}
 Statistics statistics() { return Device::Lock()->statistics; }
 void refuse_to_block() { Device::Lock()->refuse_to_block(); }
 std::uint64_t discard_pending() { return Device::Lock()->discard(); }
@@ -72,6 +68,10 @@ CUstream_st* Device::default_stream(int device) {
 
 bool Device::has(const CUstream_st* stream) const {
   return std::ranges::any_of(streams_, [&](const auto& one) { return one.get() == stream; });
+}
+
+bool Device::captures() const {
+  return std::ranges::any_of(streams_, [](const auto& one) { return one->captured; });
 }
 
 void Device::destroy_stream(CUstream_st* stream) {
@@ -187,6 +187,10 @@ void Device::finish_all(int device) {
     });
   };
   while (!all()) changed_.wait(mutex_);
+}
+
+const Operation* Device::run_to_obstacle(CUstream_st& stream) {
+  return try_finish(stream) || stream.held ? nullptr : &stream.operations.front();
 }
 
 std::uint64_t Device::discard() {

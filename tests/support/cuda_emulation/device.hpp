@@ -10,12 +10,17 @@
 #include <memory>
 #include <mutex>
 #include <random>
+#include <set>
 #include <vector>
 
 #include "tests/support/cuda_emulation/emulation.hpp"
 #include "tests/support/cuda_emulation/include/cuda_runtime_api.h"
 
 namespace cuda_emulation {
+
+namespace nccl {
+struct Member;
+}
 
 /// What a recorded event stands for. Done once its stream has come to it.
 struct Mark {
@@ -27,6 +32,7 @@ struct Mark {
 struct Operation {
   std::function<void()> work = {};   ///< none: a record or a wait
   std::function<bool()> ready = {};  ///< what another rank has a part in: asked until it says yes
+  const nccl::Member* member = nullptr;  ///< whose part that is
   std::shared_ptr<Mark> records = {};
   std::shared_ptr<Mark> waits = {};
   const void* host = nullptr;  ///< pinned memory that it reads or writes
@@ -88,6 +94,10 @@ class Memory {
 
 /// The calling thread's.
 [[nodiscard]] int& current_device();
+/// Makes the device's context current, and there if need be.
+void start_device(int number);
+/// Whether the thread has relaxed for itself what is forbidden while another one captures a graph.
+[[nodiscard]] bool may_disturb_captures();
 
 class Device {
  public:
@@ -110,6 +120,8 @@ class Device {
   /// Made when it is first asked for, and never destroyed.
   [[nodiscard]] CUstream_st* default_stream(int device);
   [[nodiscard]] bool has(const CUstream_st* stream) const;
+  /// Whether work of any stream goes into a graph.
+  [[nodiscard]] bool captures() const;
   void destroy_stream(CUstream_st* stream);
 
   void enqueue(CUstream_st& stream, Operation operation);
@@ -119,6 +131,9 @@ class Device {
   void finish(const Mark& mark);
   /// All streams of one device.
   void finish_all(int device);
+  /// Runs what may run of the stream. Returns what it stands still at; null: nothing is left, or
+  /// the stream is held.
+  [[nodiscard]] const Operation* run_to_obstacle(CUstream_st& stream);
   /// Something has changed that a stream may wait for.
   void announce() { changed_.notify_all(); }
   std::uint64_t discard();
@@ -130,6 +145,8 @@ class Device {
 
   Memory memory;
   std::map<const void*, std::size_t> shared_memory_allowed;  ///< of a kernel
+  std::map<const void*, const char*> kernel_names;           ///< of those that were launched
+  std::set<int> started;                                     ///< devices that have a context
   Statistics statistics;
   std::uint64_t blocks_at_ends = 0;  ///< of a grid, which are those that run; 0: all run
   cudaError_t broken = cudaSuccess;

@@ -62,7 +62,11 @@ void break_device(int status);
 /// waits for it, nor it for them: all are made with cudaStreamNonBlocking.
 [[nodiscard]] void* default_stream(int device);
 
-/// The stream, a cudaStream_t, says from here on whether it is captured into a graph.
+/// Whether CUDA has a context on the device: memory and time that a process spends on it.
+[[nodiscard]] bool is_started(int device);
+
+/// The stream, a cudaStream_t, says from here on whether it is captured into a graph. Calls that
+/// might disturb that are refused in all threads that have not relaxed it for themselves.
 void capture_stream(void* stream, bool captured);
 
 /// The stream, a cudaStream_t, runs nothing from here on, as behind a kernel that does not end.

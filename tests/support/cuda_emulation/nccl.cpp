@@ -28,6 +28,8 @@ namespace {
 
 /// So often a rank asks for errors before what it called has begun.
 constexpr int kPolls = 5;
+/// From here on communicators can be aborted in a group.
+constexpr int kGroupAborts = 22203;
 
 }  // namespace
 
@@ -46,6 +48,7 @@ struct Group {
   std::vector<Transfer> transfers{};
   std::shared_ptr<Member> member{};
   cudaStream_t stream = nullptr;
+  std::vector<std::shared_ptr<Member>> aborted{};
 };
 thread_local Group group;
 
@@ -60,6 +63,7 @@ ncclResult_t launch(Member& member, cudaStream_t stream, std::function<bool()> r
   if (!Device::Lock()->has(stream) || stream->device != member.device) {
     fault("NCCL is called on a stream that the rank's device has not");
   }
+  member.streams.insert(stream);
   member.launches.push_back({stream, std::move(ready)});
   member.polls = kPolls;
   return ncclInProgress;
@@ -89,6 +93,20 @@ ncclResult_t add_to_group(ncclComm_t communicator, cudaStream_t stream, const Tr
   group.stream = stream;
   group.transfers.push_back(one);
   return ncclSuccess;
+}
+
+/// As the frees at the end of an abort, which wait for all that runs on the device.
+void wait_for_device(const Member& aborted) {
+  const Device::Lock device;
+  for (const cudaStream_t stream : aborted.streams) {
+    if (!device->has(stream)) continue;
+    const auto* const obstacle = device->run_to_obstacle(*stream);
+    const Member* const other = obstacle == nullptr ? nullptr : obstacle->member;
+    if (other == nullptr || other->aborted || other->rank_of_job != aborted.rank_of_job) continue;
+    if (stands_still(*other)) {
+      fault("NCCL's abort waits for another communicator of its rank, which nobody has aborted");
+    }
+  }
 }
 
 }  // namespace
@@ -152,7 +170,7 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t communicator, ncclResult_t* error)
   if (std::ssize(member.clique->joined) < member.clique->ranks) return ncclSuccess;
   if (member.polls > 0 && --member.polls > 0) return ncclSuccess;
   for (Launch& one : member.launches) {
-    device->enqueue(*one.stream, {.ready = std::move(one.ready)});
+    device->enqueue(*one.stream, {.ready = std::move(one.ready), .member = &member});
   }
   member.launches.clear();
   *error = ncclSuccess;
@@ -174,11 +192,18 @@ ncclResult_t ncclCommDestroy(ncclComm_t communicator) {
 }
 ncclResult_t ncclCommAbort(ncclComm_t communicator) {
   const Device::Lock device;
-  communicator->member->aborted = true;
-  communicator->member->launches.clear();  // which hold the member
-  communicator->member->clique->broken = true;
+  if (group.depth > 0 && version < kGroupAborts) fault("this NCCL aborts nothing in a group");
+  const std::shared_ptr<Member> member = communicator->member;
+  member->aborted = true;
+  member->launches.clear();  // which hold the member
+  member->clique->broken = true;
   delete communicator;
   device->announce();
+  if (group.depth > 0) {
+    group.aborted.push_back(member);
+  } else {
+    wait_for_device(*member);
+  }
   return ncclSuccess;
 }
 
@@ -188,7 +213,9 @@ ncclResult_t ncclGroupStart() {
 }
 ncclResult_t ncclGroupEnd() {
   if (group.depth == 0) return ncclInvalidUsage;
-  if (--group.depth > 0 || group.transfers.empty()) return ncclSuccess;
+  if (--group.depth > 0) return ncclSuccess;
+  for (const auto& member : std::exchange(group.aborted, {})) wait_for_device(*member);
+  if (group.transfers.empty()) return ncclSuccess;
   const Device::Lock device;
   const Group ended = std::exchange(group, {});
   return launch(*ended.member, ended.stream,

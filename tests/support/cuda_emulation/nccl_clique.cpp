@@ -61,10 +61,6 @@ void perform(const Meeting& meeting) {
   }
 }
 
-bool stands_still(const Member& member) {
-  return lost || member.clique->broken || error_of(member) != ncclSuccess;
-}
-
 /// Copies what both ends of a pair have come to.
 void transfer(Clique& clique, const std::pair<int, int>& pair) {
   std::deque<Transfer>& sends = clique.sends[pair];
@@ -99,6 +95,10 @@ ncclResult_t error_of(const Member& member) {
     if (failure != failures.end()) return failure->second;
   }
   return ncclSuccess;
+}
+
+bool stands_still(const Member& member) {
+  return lost || member.clique->broken || error_of(member) != ncclSuccess;
 }
 
 bool meet(const Member& member, std::uint64_t number, const Collective& call) {

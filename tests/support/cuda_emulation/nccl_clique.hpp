@@ -11,6 +11,7 @@
 #include <memory>
 #include <optional>
 #include <set>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -66,6 +67,8 @@ struct Member {
   std::shared_ptr<Clique> clique;
   int rank;
   int device;  ///< that was current when the rank joined
+  std::thread::id rank_of_job = std::this_thread::get_id();  ///< its communicators share a thread
+  std::set<cudaStream_t> streams{};                          ///< that it has put something on
   bool aborted = false;
   bool finalized = false;
   int polls = 0;  ///< so often the rank asks for errors before its launches are on their streams
@@ -79,6 +82,9 @@ struct Member {
 
 /// What NCCL tells the rank of errors; success unless a test wants another.
 [[nodiscard]] ncclResult_t error_of(const Member& member);
+
+/// Whether what the rank has started never ends.
+[[nodiscard]] bool stands_still(const Member& member);
 
 /// Notes that the rank has come to the collective, and returns whether its part in it is over.
 [[nodiscard]] bool meet(const Member& member, std::uint64_t number, const Collective& call);

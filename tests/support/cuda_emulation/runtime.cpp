@@ -12,6 +12,7 @@ using cuda_emulation::Device;
 using cuda_emulation::fault;
 using cuda_emulation::Mark;
 using cuda_emulation::Operation;
+using cuda_emulation::start_device;
 
 namespace {
 
@@ -30,6 +31,16 @@ template <class Call>
 cudaError_t on_device(Call call) {
   const Device::Lock device;
   return report(device->broken != cudaSuccess ? device->broken : call(*device.operator->()));
+}
+
+/// As `on_device`, of a call that is forbidden while another thread captures a graph.
+template <class Call>
+cudaError_t outside_captures(Call call) {
+  return on_device([&](Device& device) {
+    return cuda_emulation::may_disturb_captures() || !device.captures()
+               ? call(device)
+               : cudaErrorStreamCaptureUnsupported;
+  });
 }
 
 /// As `on_device`, with a stream that there is. The product puts no work on the default stream.
@@ -79,6 +90,7 @@ void check_copy(const Device& device, const CUstream_st& stream, void* target, c
 namespace cuda_emulation {
 
 cudaError_t enqueue_kernel(const KernelLaunch& launch, std::function<void()> thread) {
+  Device::Lock()->kernel_names[launch.kernel] = launch.name;
   return on_stream(launch.stream, [&](Device& device) {
     if (launch.stream->device != current_device()) return cudaErrorInvalidResourceHandle;
     if (launch.blocks == 0 || launch.blocks > kMostBlocks || launch.threads == 0 ||
@@ -126,7 +138,12 @@ const char* cudaGetErrorName(cudaError_t error) {
     case cudaErrorInvalidValue: return "cudaErrorInvalidValue";
     case cudaErrorMemoryAllocation: return "cudaErrorMemoryAllocation";
     case cudaErrorInvalidConfiguration: return "cudaErrorInvalidConfiguration";
+    case cudaErrorCudartUnloading: return "cudaErrorCudartUnloading";
     case cudaErrorInsufficientDriver: return "cudaErrorInsufficientDriver";
+    case cudaErrorInvalidDeviceFunction: return "cudaErrorInvalidDeviceFunction";
+    case cudaErrorSymbolNotFound: return "cudaErrorSymbolNotFound";
+    case cudaErrorStreamCaptureUnsupported: return "cudaErrorStreamCaptureUnsupported";
+    case cudaErrorStreamCaptureWrongThread: return "cudaErrorStreamCaptureWrongThread";
     case cudaErrorNoDevice: return "cudaErrorNoDevice";
     case cudaErrorInvalidDevice: return "cudaErrorInvalidDevice";
     case cudaErrorInvalidResourceHandle: return "cudaErrorInvalidResourceHandle";
@@ -158,11 +175,18 @@ cudaError_t cudaGetDeviceCount(int* count) {
 }
 cudaError_t cudaSetDevice(int device) {
   const cudaError_t status = check_device(device);
-  if (status == cudaSuccess) current_device() = device;
+  if (status == cudaSuccess) start_device(device);
   return report(status);
 }
 cudaError_t cudaGetDevice(int* device) {
   *device = current_device();
+  return cudaSuccess;
+}
+cudaError_t cudaFuncGetName(const char** name, const void* kernel) {
+  const Device::Lock device;
+  const auto known = device->kernel_names.find(kernel);
+  if (known == device->kernel_names.end()) return report(cudaErrorInvalidDeviceFunction);
+  *name = known->second;
   return cudaSuccess;
 }
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
@@ -196,7 +220,8 @@ cudaError_t cudaMemGetInfo(std::size_t* free, std::size_t* total) {
   });
 }
 cudaError_t cudaMalloc(void** address, std::size_t size) {
-  return on_device([&](Device& device) {
+  return outside_captures([&](Device& device) {
+    start_device(current_device());
     *address = size > 0 ? device.memory.allocate(size) : nullptr;
     return size == 0 || *address != nullptr ? cudaSuccess : cudaErrorMemoryAllocation;
   });
@@ -220,7 +245,7 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const vo
   });
 }
 cudaError_t cudaHostRegister(void* address, std::size_t size, unsigned flags) {
-  return on_device([&](Device& device) {
+  return outside_captures([&](Device& device) {
     return flags == cudaHostRegisterDefault ? device.memory.pin(address, size)
                                             : cudaErrorInvalidValue;
   });
@@ -270,6 +295,7 @@ cudaError_t cudaMemsetAsync(void* target, int value, std::size_t size, cudaStrea
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
   return on_device([&](Device& device) {
     if (flags != cudaStreamNonBlocking) return cudaErrorInvalidValue;
+    start_device(current_device());
     *stream = device.create_stream();
     return cudaSuccess;
   });
@@ -284,6 +310,11 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   return on_stream(stream, [&](Device& device) {
     device.finish(*stream);
     return cudaSuccess;
+  });
+}
+cudaError_t cudaStreamQuery(cudaStream_t stream) {
+  return on_stream(stream, [&](Device&) {
+    return stream->operations.empty() ? cudaSuccess : cudaErrorNotReady;
   });
 }
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
@@ -327,13 +358,13 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   });
 }
 cudaError_t cudaEventQuery(cudaEvent_t event) {
-  return on_device([&](Device& device) {
+  return outside_captures([&](Device& device) {
     const std::shared_ptr<Mark> mark = event->last;
     return mark == nullptr || device.query(*mark) ? cudaSuccess : cudaErrorNotReady;
   });
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
-  return on_device([&](Device& device) {
+  return outside_captures([&](Device& device) {
     const std::shared_ptr<Mark> mark = event->last;
     if (mark != nullptr) device.finish(*mark);
     return cudaSuccess;

@@ -11,6 +11,7 @@
 #include <string_view>
 #include <system_error>
 
+#include "runtime/base/cuda/check.hpp"
 #include "runtime/base/error.hpp"
 #include "runtime/base/json.hpp"
 #include "runtime/base/log.hpp"
@@ -255,17 +256,17 @@ class PreparedAttention final : public CudnnAttention {
     std::byte* aligned = workspace.address() + (round_up(first, kWorkspaceAlignment) - first);
     const cudnnStatus_t bound = fe::detail::set_stream(handle_, static_cast<cudaStream_t>(stream));
     if (bound != CUDNN_STATUS_SUCCESS) {
-      throw Error(
-          ErrorCode::device_error,
-          "cuDNN does not take the stream of the model's operations:" + reason_of_library());
+      throw Error(ErrorCode::device_error,
+                  "cuDNN does not take the stream of the model's operations:" +
+                      reason_of_library() + cause_in_cuda(nullptr));
     }
     const fe::error_t status = graph.execute(handle_, addresses, aligned);
     if (status.is_good()) [[likely]] {
       return;
     }
     throw Error(ErrorCode::device_error,
-                fmt::format("cuDNN's attention failed: {}{}", fe::error_t(status).get_message(),
-                            reason_of_library()));
+                fmt::format("cuDNN's attention failed: {}{}{}", fe::error_t(status).get_message(),
+                            reason_of_library(), cause_in_cuda(static_cast<cudaStream_t>(stream))));
   }
 
   cudnnHandle_t handle_;
@@ -316,8 +317,9 @@ Cudnn::Cudnn(std::span<const std::filesystem::path> directories)
   const cudnnStatus_t status = fe::detail::create_handle(&state_->target.handle);
   if (status != CUDNN_STATUS_SUCCESS) {
     throw Error(ErrorCode::device_error,
-                fmt::format("cuDNN {} does not start: {}{}", state_->library.path(),
-                            fe::detail::get_error_string(status), reason_of_library()),
+                fmt::format("cuDNN {} does not start: {}{}{}", state_->library.path(),
+                            fe::detail::get_error_string(status), reason_of_library(),
+                            cause_in_cuda(nullptr)),
                 static_cast<int>(status));
   }
 }

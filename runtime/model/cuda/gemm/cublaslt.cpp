@@ -4,6 +4,7 @@
 
 #include <type_traits>
 
+#include "runtime/base/cuda/check.hpp"
 #include "runtime/base/error.hpp"
 
 namespace spillway::model::cuda {
@@ -37,12 +38,13 @@ CublasLt::CublasLt(std::span<const std::filesystem::path> directories)
   find(library, set_preference, "cublasLtMatmulPreferenceSetAttribute");
 }
 
-void CublasLt::check(cublasStatus_t status, const std::string& what) const {
+void CublasLt::check(cublasStatus_t status, const std::string& what, cudaStream_t stream) const {
   if (status == CUBLAS_STATUS_SUCCESS) [[likely]] {
     return;
   }
   throw Error(ErrorCode::device_error,
-              fmt::format("cuBLASLt: {} failed with {}", what, status_name(status)),
+              fmt::format("cuBLASLt: {} failed with {}{}", what, status_name(status),
+                          cause_in_cuda(stream)),
               static_cast<int>(status));
 }
 

@@ -34,8 +34,9 @@ struct CublasLt {
   decltype(&cublasLtMatmulPreferenceDestroy) destroy_preference;
   decltype(&cublasLtMatmulPreferenceSetAttribute) set_preference;
 
-  /// Throws `Error{device_error}` unless `status` is success. `what` was tried.
-  void check(cublasStatus_t status, const std::string& what) const;
+  /// Throws `Error{device_error}` unless `status` is success. `what` was tried, and put on `stream`
+  /// where there is one.
+  void check(cublasStatus_t status, const std::string& what, cudaStream_t stream = nullptr) const;
 };
 
 }  // namespace spillway::model::cuda

@@ -168,7 +168,7 @@ void GemmDescriptors::run(cublasLtHandle_t handle, const cublasLtMatmulAlgo_t& a
       library_->matmul(handle, description_.get(), &one, a.b.address(), left_.get(), a.a.address(),
                        right_.get(), &factor, added, result_.get(), a.out.address(), result_.get(),
                        &algorithm, aligned_workspace(a), kGemmWorkspace.value(), stream);
-  if (status != CUBLAS_STATUS_SUCCESS) library_->check(status, "the gemm " + name());
+  if (status != CUBLAS_STATUS_SUCCESS) library_->check(status, "the gemm " + name(), stream);
 }
 
 // --- all shapes

@@ -34,6 +34,7 @@ void warp_barrier(const std::source_location& site);
 
 struct KernelLaunch {
   const void* kernel;
+  const char* name;  ///< which has the types of its parameters in it
   std::uint64_t blocks;
   std::uint64_t threads;
   std::size_t shared_bytes;
@@ -108,6 +109,7 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
     kernel(values...);
   };
   return ::cuda_emulation::enqueue_kernel({.kernel = reinterpret_cast<const void*>(kernel),
+                                           .name = static_cast<const char*>(__PRETTY_FUNCTION__),
                                            .blocks = volume(config->gridDim),
                                            .threads = volume(config->blockDim),
                                            .shared_bytes = config->dynamicSmemBytes,

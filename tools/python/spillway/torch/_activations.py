@@ -11,6 +11,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from spillway.errors import DoesNotFitError, InvalidArgumentError
 from spillway.torch._copies import Copy, Lanes, Started
+from spillway.torch._pinned import pinned_memory
 
 #: A tensor of fewer bytes stays on the device: its copy would take longer than it spares.
 LEAST = 4096
@@ -30,8 +31,8 @@ class HostMemory:
         self._held = 0      # bytes that are allocated
         self._free: dict[int, list[torch.Tensor]] = {}
 
-    def take(self, size: int, pinned: bool) -> torch.Tensor:
-        """Returns a piece of that many bytes."""
+    def take(self, size: int, device: torch.device) -> torch.Tensor:
+        """Returns a piece of that many bytes, for copies from and to the device."""
         free = self._free.get(size)
         if not free:
             if self._held + size > self.limit:
@@ -42,8 +43,9 @@ class HostMemory:
                     f"does not fit: saved activations take {self.used} bytes, {size} more are "
                     f"needed, and activation_memory is {self.limit}; give more, use smaller "
                     "batches, or recompute blocks (torch.utils.checkpoint)")
+            free = self._free[size] = [pinned_memory(size, device) if device.type == "cuda"
+                                       else torch.empty(size, dtype=torch.uint8)]
             self._held += size
-            free = self._free[size] = [torch.empty(size, dtype=torch.uint8, pin_memory=pinned)]
         self.used += size
         self.most = max(self.most, self.used)
         return free.pop()
@@ -190,7 +192,7 @@ class Activations:
         if self._learns_window and self._saved_in_block is not None:
             self._saved_in_block += size
             self.window = max(self.window, self._saved_in_block)
-        host = self.memory.take(size, device.type == "cuda")
+        host = self.memory.take(size, device)
         try:
             away = self._lanes[device].away.start(host, _bytes(storage, device), self.window,
                                                   watched=tensor.detach())

@@ -76,6 +76,11 @@ SPILLWAY_HOST_DEVICE SoftmaxSum sum_softmax(Team team, const float* logits, std:
   return {top, total};
 }
 
+/// What one lane shares with the others: gradient = e^(x - top) * factor, but at the target.
+struct CrossEntropyRow {
+  float factor, at_target;
+};
+
 template <unsigned N, class T>
 struct CrossEntropy {
   const float* logits;
@@ -88,12 +93,7 @@ struct CrossEntropy {
   static constexpr unsigned kLanes = 512;
   static constexpr std::size_t kShared = softmax_shared(kLanes) + 16;
 
-  /// What one lane shares with the others: gradient = e^(x - top) * factor, but at the target.
-  struct Row {
-    float factor, at_target;
-  };
-
-  SPILLWAY_HOST_DEVICE Row finish(std::uint64_t row, float top, double total) const {
+  SPILLWAY_HOST_DEVICE CrossEntropyRow finish(std::uint64_t row, float top, double total) const {
     const auto target = static_cast<std::uint64_t>(targets[row]);
     if (target >= vocabulary) {
       constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
@@ -121,7 +121,7 @@ struct CrossEntropy {
 
   template <class Team>
   SPILLWAY_HOST_DEVICE void operator()(Team team, std::uint64_t row, std::byte* shared) const {
-    auto* found = reinterpret_cast<Row*>(shared + softmax_shared(Team::kLanes));
+    auto* found = reinterpret_cast<CrossEntropyRow*>(shared + softmax_shared(Team::kLanes));
     if (targets[row] < 0) {
       ignore(team, row);
       return;
@@ -137,7 +137,7 @@ struct CrossEntropy {
     if (gradient == nullptr) return;
     const auto target = begin + static_cast<std::uint64_t>(targets[row]);
     team.each([&](unsigned lane) {
-      const Row r = *found;
+      const CrossEntropyRow r = *found;
       visit_range<N>(begin, end, lane, Team::kLanes, [&](auto pack, auto i) {
         constexpr unsigned kN = decltype(pack)::value;
         const Pack<kN> x = load<kN>(logits + i);

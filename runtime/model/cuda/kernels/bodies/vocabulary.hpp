@@ -85,27 +85,38 @@ struct VocabularyGradient {
   float scale;
 
   static constexpr unsigned kLanes = 512;
+  static constexpr std::size_t kShared = sizeof(CrossEntropyRow);
+
+  /// Computes in fp64, which many GPUs do slowly: one lane does it for all.
+  SPILLWAY_HOST_DEVICE CrossEntropyRow row_of(const VocabularyScan& scan,
+                                              bool in_vocabulary) const {
+    const double p = std::exp(scan.target - scan.largest) / scan.total;
+    return {in_vocabulary ? static_cast<float>(static_cast<double>(scale) / scan.total)
+                          : std::numeric_limits<float>::quiet_NaN(),
+            static_cast<float>((p - 1.0) * static_cast<double>(scale))};
+  }
 
   template <class Team>
-  SPILLWAY_HOST_DEVICE void operator()(Team team, std::uint64_t row, std::byte* /*shared*/) const {
+  SPILLWAY_HOST_DEVICE void operator()(Team team, std::uint64_t row, std::byte* shared) const {
+    auto* found = reinterpret_cast<CrossEntropyRow*>(shared);
     const bool ignored = targets[row] < 0;
     const auto target = static_cast<std::uint64_t>(targets[row]);
     const std::uint64_t begin = row * columns;
-    const VocabularyScan scan = scans[row];
-    const auto top = static_cast<float>(scan.largest);
-    auto factor = static_cast<float>(static_cast<double>(scale) / scan.total);
-    const double p = std::exp(scan.target - scan.largest) / scan.total;
-    const auto at_target = static_cast<float>((p - 1.0) * static_cast<double>(scale));
-    if (target >= vocabulary) factor = std::numeric_limits<float>::quiet_NaN();
+    const auto top = static_cast<float>(scans[row].largest);
+    team.each([&](unsigned lane) {
+      if (lane == 0) *found = row_of(scans[row], target < vocabulary);
+    });
     const std::uint64_t wanted = begin + target - first_column;  // in a tile before or behind: huge
     const bool here = target - first_column < columns;
     team.each([&](unsigned lane) {
+      const CrossEntropyRow r = *found;
       visit_range<N>(begin, begin + columns, lane, Team::kLanes, [&](auto pack, auto i) {
         constexpr unsigned kN = decltype(pack)::value;
         const Pack<kN> x = load<kN>(logits + i);
         store(gradient + i, map<kN>([&](unsigned j) {
                 if (ignored) return 0.0F;
-                return here && i + j == wanted ? at_target : exponential(x.lane[j] - top) * factor;
+                return here && i + j == wanted ? r.at_target
+                                               : exponential(x.lane[j] - top) * r.factor;
               }));
       });
     });
@@ -154,7 +165,7 @@ void run(Runner& runner, DType compute, const VocabularyGradientOp& op) {
       runner.template teams<Body::kLanes>(
           Body{logits, tile.targets.address(), op.scans.address(), gradient, tile.columns,
                tile.first_column, tile.vocabulary, op.gradient_scale},
-          tile.rows, 0);
+          tile.rows, Body::kShared);
     });
   });
 }
