@@ -77,6 +77,7 @@ struct Workload {
   Bytes scan_bytes;    ///< what a rank knows of the tokens in the head
   Bytes summed_bytes;  ///< its addend to an output: `boundary_bytes`, or that of all ranks
   Stage stage;
+  StaleStage stale;
   std::uint64_t tokens = 0;         ///< targets of one micro-batch
   std::uint32_t micro_batches = 1;  ///< of this rank in a round
   std::uint32_t rounds = 1;

@@ -31,17 +31,21 @@ inline bool download_waits_for_upload(const StepPlan& plan) {
 }
 
 /// Checks all plans of a case.
-inline void expect_correct(const Case& c) {
+inline void expect_correct(const Case& c, std::uint32_t phase = 0) {
   for (const StepPlan& plan :
-       {build_training_step(c.workload, c.placement), build_recorded_step(c.workload, c.placement),
-        build_flush(c.workload, c.placement), build_evaluation(c.workload, c.placement),
+       {build_training_step(c.workload, c.placement, phase),
+        build_recorded_step(c.workload, c.placement, phase),
+        build_flush(c.workload, c.placement, phase), build_evaluation(c.workload, c.placement),
         build_snapshot(c.workload, c.placement)}) {
     // A stage may have the head alone, whose backward is its loss.
     const auto finishes = [](const Op& op) { return op.kind == OpKind::accumulate; };
     const bool training = std::ranges::any_of(plan.ops, finishes);
     ASSERT_EQ(find_race(plan), "") << to_text(plan);
     ASSERT_EQ(find_wrong_content(plan), "") << to_text(plan);
-    ASSERT_EQ(find_wrong_meaning(plan, {c.workload, c.placement, training}), "") << to_text(plan);
+    // An evaluation is no step, and has the places of the first phase.
+    const std::uint32_t listed = training ? phase : 0;
+    ASSERT_EQ(find_wrong_meaning(plan, {c.workload, c.placement, training, listed}), "")
+        << to_text(plan);
     ASSERT_FALSE(download_waits_for_upload(plan)) << to_text(plan);
   }
 }

@@ -47,19 +47,19 @@ nlohmann::ordered_json check_lists(const plan::Workload& workload,
       plan::build_training_step(workload, placement),
       plan::build_recorded_step(workload, placement), plan::build_flush(workload, placement),
       plan::build_evaluation(workload, placement), plan::build_snapshot(workload, placement)};
-  if (workload.stage.stays_full()) {
+  const plan::StaleStage& stale = workload.stale;
+  if (stale.stays_full()) {
     lists.push_back(plan::build_fill(workload, placement));
     std::vector in_a_row{lists.back()};
-    plan::Workload at = workload;
-    const std::uint32_t steps = std::max(workload.stage.in_flight, workload.stage.phases) + 1;
+    const std::uint32_t steps = std::max(workload.stage.in_flight, stale.phases) + 1;
     for (std::uint32_t step = 0; step < steps; ++step) {
-      at.stage.phase = step % workload.stage.phases;
-      in_a_row.push_back(plan::build_training_step(at, placement));
-      if (step == 0 || step >= workload.stage.phases) continue;  // the first ones are there already
+      const std::uint32_t phase = step % stale.phases;
+      in_a_row.push_back(plan::build_training_step(workload, placement, phase));
+      if (step == 0 || step >= stale.phases) continue;  // the first ones are there already
       lists.push_back(in_a_row.back());
-      lists.push_back(plan::build_recorded_step(at, placement));
-      lists.push_back(plan::build_flush(at, placement));
-      lists.push_back(plan::build_fill(at, placement));
+      lists.push_back(plan::build_recorded_step(workload, placement, phase));
+      lists.push_back(plan::build_flush(workload, placement, phase));
+      lists.push_back(plan::build_fill(workload, placement, phase));
     }
     const std::string fault = plan::find_lost_round(in_a_row, workload.rounds);
     check(fault.empty(), ErrorCode::internal, "the plan is wrong: " + fault);

@@ -6,14 +6,16 @@ namespace spillway::engine {
 
 StepLists::StepLists(StepEngine& engine)
     : snapshot_(engine.prepare(plan::build_snapshot(engine.workload(), engine.placement()))) {
-  plan::Workload at = engine.workload();
+  const plan::Workload& work = engine.workload();
   const plan::Placement& placement = engine.placement();
-  for (at.stage.phase = 0; at.stage.phase < at.stage.phases; ++at.stage.phase) {
+  for (std::uint32_t phase = 0; phase < work.stale.phases; ++phase) {
     OfStep& lists = by_phase_.emplace_back();
-    lists.step = engine.prepare(plan::build_training_step(at, placement));
-    lists.recorded = engine.prepare(plan::build_recorded_step(at, placement));
-    lists.flush = engine.prepare(plan::build_flush(at, placement));
-    if (at.stage.stays_full()) lists.fill = engine.prepare(plan::build_fill(at, placement));
+    lists.step = engine.prepare(plan::build_training_step(work, placement, phase));
+    lists.recorded = engine.prepare(plan::build_recorded_step(work, placement, phase));
+    lists.flush = engine.prepare(plan::build_flush(work, placement, phase));
+    if (work.stale.stays_full()) {
+      lists.fill = engine.prepare(plan::build_fill(work, placement, phase));
+    }
   }
 }
 

@@ -52,7 +52,7 @@ void Trainer::fetch(const data::TokenFile& tokens, const data::Sampler& sampler)
   const std::uint32_t replicas = place.grid.replicas;
   const std::uint64_t windows =
       std::uint64_t{engine_.options().micro_batch} * workload().micro_batches;
-  const std::uint32_t rounds = workload().rounds + workload().stage.begun;
+  const std::uint32_t rounds = workload().rounds + workload().stale.begun;
   for (std::uint32_t round = 0; round < rounds; ++round) {
     std::uint64_t cursor =
         cycle_.state().cursor + (std::uint64_t{round} * replicas + place.replica()) * windows;

@@ -21,11 +21,11 @@ bool resident_of_ranks(const PoolSizes& s, std::uint32_t, const BlockCut& cut) {
   return cut.resident() && s.workload().shares_updates();
 }
 bool resident_and_stashed(const PoolSizes& s, std::uint32_t, const BlockCut& cut) {
-  return cut.resident() && s.workload().stage.stays_full();
+  return cut.resident() && s.workload().stale.stays_full();
 }
 bool streamed(const PoolSizes&, std::uint32_t, const BlockCut& cut) { return !cut.resident(); }
 bool streamed_and_stashed(const PoolSizes& s, std::uint32_t, const BlockCut& cut) {
-  return !cut.resident() && s.workload().stage.stays_full();
+  return !cut.resident() && s.workload().stale.stays_full();
 }
 bool secondary(const PoolSizes& s, std::uint32_t block, const BlockCut&) {
   return s.workload().keeps_secondary(block);
@@ -89,7 +89,7 @@ Number in_flight_without_slots(const Workload& w, const Placement& p) {
 }
 Number passes(const Workload& w, const Placement&) { return Number{w.micro_batches} * w.rounds; }
 Number passes_and_begun(const Workload& w, const Placement&) {
-  return Number{w.micro_batches} * (w.rounds + w.stage.begun);
+  return Number{w.micro_batches} * (w.rounds + w.stale.begun);
 }
 Number replicas_of_many(const Workload& w, const Placement&) {
   return w.replicas.count > 1 ? w.replicas.count : 0;

@@ -8,28 +8,30 @@ namespace {
 using List = void (Builder::*)();
 
 StepPlan build(const Workload& workload, const Placement& placement, List list,
-               bool records = false) {
-  Builder builder(workload, placement, records);
+               std::uint32_t phase = 0, bool records = false) {
+  Builder builder(workload, placement, phase, records);
   (builder.*list)();
   return builder.take();
 }
 
 }  // namespace
 
-StepPlan build_training_step(const Workload& workload, const Placement& placement) {
-  return build(workload, placement, &Builder::training);
+StepPlan build_training_step(const Workload& workload, const Placement& placement,
+                             std::uint32_t phase) {
+  return build(workload, placement, &Builder::training, phase);
 }
 
-StepPlan build_recorded_step(const Workload& workload, const Placement& placement) {
-  return build(workload, placement, &Builder::training, /*records=*/true);
+StepPlan build_recorded_step(const Workload& workload, const Placement& placement,
+                             std::uint32_t phase) {
+  return build(workload, placement, &Builder::training, phase, /*records=*/true);
 }
 
-StepPlan build_fill(const Workload& workload, const Placement& placement) {
-  return build(workload, placement, &Builder::fill);
+StepPlan build_fill(const Workload& workload, const Placement& placement, std::uint32_t phase) {
+  return build(workload, placement, &Builder::fill, phase);
 }
 
-StepPlan build_flush(const Workload& workload, const Placement& placement) {
-  return build(workload, placement, &Builder::flush);
+StepPlan build_flush(const Workload& workload, const Placement& placement, std::uint32_t phase) {
+  return build(workload, placement, &Builder::flush, phase);
 }
 
 StepPlan build_evaluation(const Workload& workload, const Placement& placement) {

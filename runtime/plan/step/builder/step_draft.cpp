@@ -32,7 +32,7 @@ void check_placement(const Workload& workload, const Placement& placement) {
   const bool uses_slots = placement.boundary_slots > 0;
   SPILLWAY_ASSERT(!workload.operator_tiles || placement.blocks[0].resident());
   // A list leaves no slot to the next one.
-  SPILLWAY_ASSERT(!uses_slots || !workload.stage.stays_full());
+  SPILLWAY_ASSERT(!uses_slots || !workload.stale.stays_full());
   // An op may hold two boundaries: what it reads and what it writes.
   SPILLWAY_ASSERT(!uses_slots || device_boundary_slots(workload, placement) >= 2);
   SPILLWAY_ASSERT(uses_slots ||
@@ -47,8 +47,9 @@ void check_placement(const Workload& workload, const Placement& placement) {
 
 }  // namespace
 
-StepDraft::StepDraft(const Workload& workload_of_step, const Placement& placement_of_step)
-    : workload(workload_of_step), pools(workload_of_step) {
+StepDraft::StepDraft(const Workload& workload_of_step, const Placement& placement_of_step,
+                     std::uint32_t phase_of_step)
+    : workload(workload_of_step), phase(phase_of_step), pools(workload_of_step) {
   restart(placement_of_step);
 }
 
