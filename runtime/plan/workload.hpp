@@ -53,7 +53,7 @@ struct BlockShape {
 /// In a tensor group, blocks have the sizes of the largest part, and attention and MLP of a layer
 /// are a block each. What a pass makes is added up over the group before the next block reads it.
 ///
-/// All replicas of a stage have one workload. Which of them a rank is, a GridPlace tells beside it.
+/// All ranks of a stage have one workload. Which of them a rank is, a GridPlace tells beside it.
 struct Workload {
   std::vector<BlockShape> blocks;
   bool operator_tiles = false;

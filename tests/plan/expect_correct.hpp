@@ -30,13 +30,13 @@ inline bool download_waits_for_upload(const StepPlan& plan) {
   });
 }
 
-/// Checks all plans of a case.
-inline void expect_correct(const Case& c, std::uint32_t phase = 0) {
-  for (const StepPlan& plan :
-       {build_training_step(c.workload, c.placement, phase),
-        build_recorded_step(c.workload, c.placement, phase),
-        build_flush(c.workload, c.placement, phase), build_evaluation(c.workload, c.placement),
-        build_snapshot(c.workload, c.placement)}) {
+/// Checks all plans of a case, for the rank at `place`.
+inline void expect_correct(const Case& c, const GridPlace& place = {}, std::uint32_t phase = 0) {
+  for (const StepPlan& plan : {build_training_step(c.workload, c.placement, place, phase),
+                               build_recorded_step(c.workload, c.placement, place, phase),
+                               build_flush(c.workload, c.placement, place, phase),
+                               build_evaluation(c.workload, c.placement, place),
+                               build_snapshot(c.workload, c.placement)}) {
     // A stage may have the head alone, whose backward is its loss.
     const auto finishes = [](const Op& op) { return op.kind == OpKind::accumulate; };
     const bool training = std::ranges::any_of(plan.ops, finishes);

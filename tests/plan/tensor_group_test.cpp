@@ -13,14 +13,18 @@ namespace {
 
 TEST(StepsOfGroups, KeepEveryRuleOfAPlan) {
   RandomCases cases(property_seed());
-  for (int i = 0; i < 200; ++i) expect_correct(cases.next_of_group());
+  for (int i = 0; i < 200; ++i) {
+    const Case c = cases.next_of_group();
+    expect_correct(c, cases.place_in(c.workload));
+  }
 }
 
 TEST(StepsOfGroups, DeclareAllThatTheyTouch) {
   RandomCases cases(property_seed());
   for (int i = 0; i < 8; ++i) {
     const Case c = cases.next_of_group();
-    expect_lost_accesses_seen(c, build_training_step(c.workload, c.placement), /*training=*/true);
+    expect_lost_accesses_seen(c, build_training_step(c.workload, c.placement),
+                              /*training=*/true);
   }
 }
 
@@ -39,7 +43,7 @@ Workload layer_of_group(std::uint32_t ranks, bool sequence) {
   Workload w = small_workload();
   w.compute = DType::bf16;
   w.micro_batches = 3;
-  w.tensor = {.count = ranks, .index = ranks - 1, .sequence = sequence};
+  w.tensor = {.count = ranks, .sequence = sequence};
   constexpr std::uint64_t kRows = 12 * 8 * 2;
   w.summed_bytes = w.carried_bytes = Bytes{kRows};
   w.boundary_bytes = Bytes{sequence ? kRows / ranks : kRows};
@@ -52,7 +56,8 @@ Workload layer_of_group(std::uint32_t ranks, bool sequence) {
 std::map<std::uint32_t, std::uint64_t> sent_by_block(const Workload& w) {
   const Placement p = uniform_placement(w, kAllOnDevice);
   std::map<std::uint32_t, std::uint64_t> sent;
-  for (const Op& op : build_training_step(w, p).ops) {
+  const GridPlace last{.grid = w.grid(), .rank = w.grid().ranks() - 1};
+  for (const Op& op : build_training_step(w, p, last).ops) {
     if (op.lane != Lane::net) continue;
     EXPECT_EQ(op.group, RankGroup::tensor);
     sent[op.block] += op.bytes.value();

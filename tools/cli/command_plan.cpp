@@ -54,12 +54,12 @@ nlohmann::ordered_json check_lists(const plan::Workload& workload,
     const std::uint32_t steps = std::max(workload.stage.in_flight, stale.phases) + 1;
     for (std::uint32_t step = 0; step < steps; ++step) {
       const std::uint32_t phase = step % stale.phases;
-      in_a_row.push_back(plan::build_training_step(workload, placement, phase));
+      in_a_row.push_back(plan::build_training_step(workload, placement, {}, phase));
       if (step == 0 || step >= stale.phases) continue;  // the first ones are there already
       lists.push_back(in_a_row.back());
-      lists.push_back(plan::build_recorded_step(workload, placement, phase));
-      lists.push_back(plan::build_flush(workload, placement, phase));
-      lists.push_back(plan::build_fill(workload, placement, phase));
+      lists.push_back(plan::build_recorded_step(workload, placement, {}, phase));
+      lists.push_back(plan::build_flush(workload, placement, {}, phase));
+      lists.push_back(plan::build_fill(workload, placement, {}, phase));
     }
     const std::string fault = plan::find_lost_round(in_a_row, workload.rounds);
     check(fault.empty(), ErrorCode::internal, "the plan is wrong: " + fault);
@@ -140,8 +140,8 @@ nlohmann::ordered_json run(const PlanFlags& flags, bool json) {
           found["dependencies"].get<std::size_t>());
     }
     if (flags.explain) {
-      answer("{}",
-             plan::to_text(plan::build_training_step(made.plan.workload, made.plan.placement)));
+      answer("{}", plan::to_text(plan::build_training_step(made.plan.workload, made.plan.placement,
+                                                           made.plan.place)));
     }
   }
   if (flags.page.wanted()) {

@@ -8,8 +8,8 @@ namespace {
 using List = void (Builder::*)();
 
 StepPlan build(const Workload& workload, const Placement& placement, List list,
-               std::uint32_t phase = 0, bool records = false) {
-  Builder builder(workload, placement, phase, records);
+               const GridPlace& place = {}, std::uint32_t phase = 0, bool records = false) {
+  Builder builder(workload, placement, place, phase, records);
   (builder.*list)();
   return builder.take();
 }
@@ -17,25 +17,28 @@ StepPlan build(const Workload& workload, const Placement& placement, List list,
 }  // namespace
 
 StepPlan build_training_step(const Workload& workload, const Placement& placement,
-                             std::uint32_t phase) {
-  return build(workload, placement, &Builder::training, phase);
+                             const GridPlace& place, std::uint32_t phase) {
+  return build(workload, placement, &Builder::training, place, phase);
 }
 
 StepPlan build_recorded_step(const Workload& workload, const Placement& placement,
-                             std::uint32_t phase) {
-  return build(workload, placement, &Builder::training, phase, /*records=*/true);
+                             const GridPlace& place, std::uint32_t phase) {
+  return build(workload, placement, &Builder::training, place, phase, /*records=*/true);
 }
 
-StepPlan build_fill(const Workload& workload, const Placement& placement, std::uint32_t phase) {
-  return build(workload, placement, &Builder::fill, phase);
+StepPlan build_fill(const Workload& workload, const Placement& placement, const GridPlace& place,
+                    std::uint32_t phase) {
+  return build(workload, placement, &Builder::fill, place, phase);
 }
 
-StepPlan build_flush(const Workload& workload, const Placement& placement, std::uint32_t phase) {
-  return build(workload, placement, &Builder::flush, phase);
+StepPlan build_flush(const Workload& workload, const Placement& placement, const GridPlace& place,
+                     std::uint32_t phase) {
+  return build(workload, placement, &Builder::flush, place, phase);
 }
 
-StepPlan build_evaluation(const Workload& workload, const Placement& placement) {
-  return build(workload, placement, &Builder::evaluation);
+StepPlan build_evaluation(const Workload& workload, const Placement& placement,
+                          const GridPlace& place) {
+  return build(workload, placement, &Builder::evaluation, place);
 }
 
 StepPlan build_snapshot(const Workload& workload, const Placement& placement) {

@@ -22,11 +22,12 @@ struct MicroBatches {
 struct StepDraft {
   /// Begins a list. The workload outlives this.
   StepDraft(const Workload& workload_of_step, const Placement& placement_of_step,
-            std::uint32_t phase_of_step);
+            const GridPlace& place_of_rank, std::uint32_t phase_of_step);
   /// Begins a list for another placement in the memory of the last.
   void restart(const Placement& placement_of_step);
 
   const Workload& workload;
+  const GridPlace place;      ///< of the rank that runs the list
   const std::uint32_t phase;  ///< StaleStage::phases
   Placement placement;
   OpList ops;
