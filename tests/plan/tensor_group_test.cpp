@@ -53,11 +53,10 @@ Workload layer_of_group(std::uint32_t ranks, bool sequence) {
 }
 
 /// By block, what a rank sends to its group in a step.
-std::map<std::uint32_t, std::uint64_t> sent_by_block(const Workload& w) {
+std::map<std::uint32_t, std::uint64_t> sent_by_block(const Workload& w, std::uint32_t rank = 0) {
   const Placement p = uniform_placement(w, kAllOnDevice);
   std::map<std::uint32_t, std::uint64_t> sent;
-  const GridPlace last{.grid = w.grid(), .rank = w.grid().ranks() - 1};
-  for (const Op& op : build_training_step(w, p, last).ops) {
+  for (const Op& op : build_training_step(w, p, {.grid = w.grid(), .rank = rank}).ops) {
     if (op.lane != Lane::net) continue;
     EXPECT_EQ(op.group, RankGroup::tensor);
     sent[op.block] += op.bytes.value();
@@ -75,6 +74,17 @@ TEST(StepsOfGroups, SendFourAllReducesForALayer) {
     EXPECT_EQ(sent.at(1) + sent.at(2), 3 * 4 * all_reduce);
     EXPECT_EQ(sent.at(0), 3 * all_reduce);
     EXPECT_EQ(sent.at(3), 3 * (all_reduce + (t - 1) * 12 * 24));
+  }
+}
+
+// Of 96 elements, five ranks or seven have not the same part, and together they send what a ring
+// sends: each element 2 (t - 1) times.
+TEST(StepsOfGroups, SendInAllWhatARingSendsWhereElementsDoNotDivide) {
+  for (const std::uint32_t t : {5U, 7U}) {
+    const Workload w = layer_of_group(t, false);
+    std::uint64_t sent = 0;
+    for (std::uint32_t rank = 0; rank < t; ++rank) sent += sent_by_block(w, rank).at(0);
+    EXPECT_EQ(sent, 3 * 2 * (t - 1) * 12 * 8 * 2U);
   }
 }
 
