@@ -43,8 +43,7 @@ Workload even_model(std::uint32_t parts) {
   return model;
 }
 
-using Build = StepPlan (*)(const Workload&, const Placement&, const GridPlace&,
-                           std::uint32_t phase);
+using Build = StepPlan (*)(const Workload&, const Placement&, const WhichList&);
 
 /// Returns the list of each stage, in the step of that number.
 std::vector<StepPlan> lists_of(const Pipeline& pipeline, Build build, std::uint32_t step = 0) {
@@ -52,7 +51,7 @@ std::vector<StepPlan> lists_of(const Pipeline& pipeline, Build build, std::uint3
   std::vector<StepPlan> lists;
   for (std::uint32_t stage = 0; stage < pipeline.stages; ++stage) {
     const Workload w = workload_of_stage(model, pipeline, stage);
-    lists.push_back(build(w, uniform_placement(w, kResident), GridPlace{}, step % w.stale.phases));
+    lists.push_back(build(w, uniform_placement(w, kResident), {.phase = step % w.stale.phases}));
   }
   return lists;
 }

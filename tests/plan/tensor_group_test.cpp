@@ -15,7 +15,7 @@ TEST(StepsOfGroups, KeepEveryRuleOfAPlan) {
   RandomCases cases(property_seed());
   for (int i = 0; i < 200; ++i) {
     const Case c = cases.next_of_group();
-    expect_correct(c, cases.place_in(c.workload));
+    expect_correct(c, {.place = cases.place_in(c.workload)});
   }
 }
 
@@ -56,7 +56,8 @@ Workload layer_of_group(std::uint32_t ranks, bool sequence) {
 std::map<std::uint32_t, std::uint64_t> sent_by_block(const Workload& w, std::uint32_t rank = 0) {
   const Placement p = uniform_placement(w, kAllOnDevice);
   std::map<std::uint32_t, std::uint64_t> sent;
-  for (const Op& op : build_training_step(w, p, {.grid = w.grid(), .rank = rank}).ops) {
+  const WhichList which{.place = {.grid = w.grid(), .rank = rank}};
+  for (const Op& op : build_training_step(w, p, which).ops) {
     if (op.lane != Lane::net) continue;
     EXPECT_EQ(op.group, RankGroup::tensor);
     sent[op.block] += op.bytes.value();

@@ -68,7 +68,7 @@ Lists lists_of(const PipelineCase& what, std::uint32_t stage) {
     lists.fill = plan::build_fill(lists.workload, placement);
   }
   for (std::uint32_t phase = 0; phase < lists.workload.stale.phases; ++phase) {
-    lists.steps.push_back(plan::build_training_step(lists.workload, placement, {}, phase));
+    lists.steps.push_back(plan::build_training_step(lists.workload, placement, {.phase = phase}));
   }
   return lists;
 }

@@ -53,13 +53,13 @@ nlohmann::ordered_json check_lists(const plan::Workload& workload,
     std::vector in_a_row{lists.back()};
     const std::uint32_t steps = std::max(workload.stage.in_flight, stale.phases) + 1;
     for (std::uint32_t step = 0; step < steps; ++step) {
-      const std::uint32_t phase = step % stale.phases;
-      in_a_row.push_back(plan::build_training_step(workload, placement, {}, phase));
+      const plan::WhichList which{.phase = step % stale.phases};
+      in_a_row.push_back(plan::build_training_step(workload, placement, which));
       if (step == 0 || step >= stale.phases) continue;  // the first ones are there already
       lists.push_back(in_a_row.back());
-      lists.push_back(plan::build_recorded_step(workload, placement, {}, phase));
-      lists.push_back(plan::build_flush(workload, placement, {}, phase));
-      lists.push_back(plan::build_fill(workload, placement, {}, phase));
+      lists.push_back(plan::build_recorded_step(workload, placement, which));
+      lists.push_back(plan::build_flush(workload, placement, which));
+      lists.push_back(plan::build_fill(workload, placement, which));
     }
     const std::string fault = plan::find_lost_round(in_a_row, workload.rounds);
     check(fault.empty(), ErrorCode::internal, "the plan is wrong: " + fault);
@@ -141,7 +141,7 @@ nlohmann::ordered_json run(const PlanFlags& flags, bool json) {
     }
     if (flags.explain) {
       answer("{}", plan::to_text(plan::build_training_step(made.plan.workload, made.plan.placement,
-                                                           made.plan.place)));
+                                                           {.place = made.plan.place})));
     }
   }
   if (flags.page.wanted()) {

@@ -37,8 +37,8 @@ Trainer::Trainer(EngineSetup setup, ModelRuntime model)
       cycle_(engine_, first_state(engine_.options())),
       steps_of_sums_(steps_of_sums(engine_.options(), workload())),
       squares_(steps_of_sums_ * (workload().blocks.size() + 1)),
-      evaluation_executor_(engine_.prepare(
-          plan::build_evaluation(workload(), engine_.placement(), engine_.ranks().place()))) {
+      evaluation_executor_(engine_.prepare(plan::build_evaluation(
+          workload(), engine_.placement(), {.place = engine_.ranks().place()}))) {
   results_.reserve(steps_of_sums_);
   engine_.ranks().expect_sums(Group::tensor, workload().blocks.size() + 1);
   engine_.ranks().expect_sums(Group::stages, squares_.size());

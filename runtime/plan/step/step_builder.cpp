@@ -8,8 +8,8 @@ namespace {
 using List = void (Builder::*)();
 
 StepPlan build(const Workload& workload, const Placement& placement, List list,
-               const GridPlace& place = {}, std::uint32_t phase = 0, bool records = false) {
-  Builder builder(workload, placement, place, phase, records);
+               const WhichList& which = {}, bool records = false) {
+  Builder builder(workload, placement, which, records);
   (builder.*list)();
   return builder.take();
 }
@@ -17,28 +17,26 @@ StepPlan build(const Workload& workload, const Placement& placement, List list,
 }  // namespace
 
 StepPlan build_training_step(const Workload& workload, const Placement& placement,
-                             const GridPlace& place, std::uint32_t phase) {
-  return build(workload, placement, &Builder::training, place, phase);
+                             const WhichList& which) {
+  return build(workload, placement, &Builder::training, which);
 }
 
 StepPlan build_recorded_step(const Workload& workload, const Placement& placement,
-                             const GridPlace& place, std::uint32_t phase) {
-  return build(workload, placement, &Builder::training, place, phase, /*records=*/true);
+                             const WhichList& which) {
+  return build(workload, placement, &Builder::training, which, /*records=*/true);
 }
 
-StepPlan build_fill(const Workload& workload, const Placement& placement, const GridPlace& place,
-                    std::uint32_t phase) {
-  return build(workload, placement, &Builder::fill, place, phase);
+StepPlan build_fill(const Workload& workload, const Placement& placement, const WhichList& which) {
+  return build(workload, placement, &Builder::fill, which);
 }
 
-StepPlan build_flush(const Workload& workload, const Placement& placement, const GridPlace& place,
-                     std::uint32_t phase) {
-  return build(workload, placement, &Builder::flush, place, phase);
+StepPlan build_flush(const Workload& workload, const Placement& placement, const WhichList& which) {
+  return build(workload, placement, &Builder::flush, which);
 }
 
 StepPlan build_evaluation(const Workload& workload, const Placement& placement,
-                          const GridPlace& place) {
-  return build(workload, placement, &Builder::evaluation, place);
+                          const WhichList& which) {
+  return build(workload, placement, &Builder::evaluation, which);
 }
 
 StepPlan build_snapshot(const Workload& workload, const Placement& placement) {

@@ -4,10 +4,10 @@
 
 namespace spillway::plan {
 
-Builder::Builder(const Workload& workload, const Placement& placement, const GridPlace& place,
-                 std::uint32_t phase, bool records)
+Builder::Builder(const Workload& workload, const Placement& placement, const WhichList& which,
+                 bool records)
     : workload_(workload),
-      step_(workload, placement, place, phase),
+      step_(workload, placement, which),
       state_(step_, weights_, records),
       passes_(workload.sums_passes() ? static_cast<PassWriter&>(of_group_) : whole_) {}
 

@@ -48,18 +48,15 @@ void check_placement(const Workload& workload, const Placement& placement) {
 }  // namespace
 
 StepDraft::StepDraft(const Workload& workload_of_step, const Placement& placement_of_step,
-                     const GridPlace& place_of_rank, std::uint32_t phase_of_step)
-    : workload(workload_of_step),
-      place(place_of_rank),
-      phase(phase_of_step),
-      pools(workload_of_step) {
+                     const WhichList& which_of_step)
+    : workload(workload_of_step), which(which_of_step), pools(workload_of_step) {
   restart(placement_of_step);
 }
 
 void StepDraft::restart(const Placement& placement_of_step) {
   placement = placement_of_step;
   check_placement(workload, placement);
-  SPILLWAY_ASSERT(place.tensor_index() < workload.tensor.count);
+  SPILLWAY_ASSERT(which.place.tensor_index() < workload.tensor.count);
   ops.clear();
   pools.open(placement);
   tiles = make_tiles(workload, placement.tile_parameters, /*replica=*/0);

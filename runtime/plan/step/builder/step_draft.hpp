@@ -9,6 +9,7 @@
 #include "runtime/plan/placement/placement.hpp"
 #include "runtime/plan/step/builder/buffer_pools.hpp"
 #include "runtime/plan/step/builder/op_list.hpp"
+#include "runtime/plan/step/step_builder.hpp"
 #include "runtime/plan/workload.hpp"
 
 namespace spillway::plan {
@@ -22,13 +23,12 @@ struct MicroBatches {
 struct StepDraft {
   /// Begins a list. The workload outlives this.
   StepDraft(const Workload& workload_of_step, const Placement& placement_of_step,
-            const GridPlace& place_of_rank, std::uint32_t phase_of_step);
+            const WhichList& which_of_step);
   /// Begins a list for another placement in the memory of the last.
   void restart(const Placement& placement_of_step);
 
   const Workload& workload;
-  const GridPlace place;      ///< of the rank that runs the list
-  const std::uint32_t phase;  ///< StaleStage::phases
+  const WhichList which;
   Placement placement;
   OpList ops;
   BufferPools pools;
@@ -75,7 +75,7 @@ class OpWriter {
   [[nodiscard]] std::uint32_t place_of_round() const {
     const std::vector<std::uint32_t>& places = workload_.stale.places;
     if (!places.empty()) return places[step_.round % places.size()];
-    return (step_.phase + step_.round) % workload_.stage.in_flight;
+    return (step_.which.phase + step_.round) % workload_.stage.in_flight;
   }
   [[nodiscard]] Buffer device_tokens(std::uint32_t m) const {
     return {PoolKind::device_tokens, in_flight(m)};
@@ -126,7 +126,7 @@ class OpWriter {
   /// Returns the buffers of the parameters of a block that a round uses, where they are not the
   /// newest. The pending update is about to change those of round `versions - 1`.
   [[nodiscard]] Buffer stash_of(PoolKind pool, std::uint32_t block, std::uint32_t round) const {
-    const std::uint32_t version = (step_.phase + round) % workload_.stale.versions;
+    const std::uint32_t version = (step_.which.phase + round) % workload_.stale.versions;
     Buffer stash = tiles_of(pool, block);
     stash.first += version * static_cast<std::uint32_t>(step_.tiles.size());
     return stash;
