@@ -116,7 +116,7 @@ void TrainLoop::begin() {
                      .flops_per_token = plan::flops_per_token(
                          decoder_shape(run_.config.model, plan().options.context))});
   claim_.keep();
-  if (plan().workload.stage.stays_full()) note_stale_weights();
+  if (plan().workload.stale.stays_full()) note_stale_weights();
   if (!ranks_.leads()) return;
   monitors_.emplace(plan().options, plan().workload.replicas.count, request_.run,
                     run_.trainer.state().step,

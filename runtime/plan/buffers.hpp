@@ -78,7 +78,7 @@ enum class PoolKind : std::uint8_t {
 };
 inline constexpr std::size_t kPoolCount = static_cast<std::size_t>(PoolKind::disk_state) + 1;
 
-[[nodiscard]] Tier tier_of(PoolKind pool);
+[[nodiscard]] Tier tier_of(PoolKind pool);               ///< by its row (pool_table.hpp), as names
 [[nodiscard]] std::string_view name_of(PoolKind pool);   ///< in the text of a plan
 [[nodiscard]] std::string_view label_of(PoolKind pool);  ///< its line in the memory table
 

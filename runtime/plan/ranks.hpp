@@ -74,9 +74,6 @@ struct Replicas {
 /// Megatron-LM, section 3). All have the same micro-batches.
 struct TensorGroup {
   std::uint32_t count = 1;
-  /// Index of a rank among them. What it sends of a sum whose elements the ranks do not divide
-  /// depends on it, and nothing else in a plan does.
-  std::uint32_t index = 0;
   /// Whether each rank keeps only its own tokens between blocks, and gathers the tokens of all
   /// ranks for the matrices (Korthikanti et al. 2022, section 4.2.2).
   bool sequence = false;

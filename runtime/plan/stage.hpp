@@ -47,45 +47,31 @@ struct Stage {
   std::uint32_t count = 1;          ///< stages of the pipeline
   std::vector<BlockRange> chunks;   ///< ranges of layers; none: all layers, one round after another
   std::vector<StageEntry> entries;  ///< of a step, without those of other ranks' replicas
-  /// What the stage does ahead of a step that finds the pipeline empty, where it stays full between
-  /// steps.
-  std::vector<StageEntry> fill;
   std::vector<StageEntry> evaluation;  ///< one round forward, and no pass backward
-  /// By round: number of updates, counted up to the one this list begins with, that the round's
-  /// weights do not have yet. Rounds of later steps that this one begins follow its own. Empty
-  /// where the pipeline does not stay full.
-  std::vector<std::uint32_t> ages;
-  std::uint32_t versions = 0;  ///< of its weights that it keeps beside the newest
-  /// Number of lists that consecutive steps use in rotation, because the places of rounds and
-  /// weight versions shift from step to step.
-  std::uint32_t phases = 1;
-  std::uint32_t phase = 0;
-  /// Place of each round among those in flight, where it is the same in every step of a pipeline
-  /// that stays full; else empty.
-  std::vector<std::uint32_t> places;
-  std::uint32_t begun = 0;      ///< rounds of the next step that are in flight when a step ends
-  std::uint32_t in_flight = 1;  ///< rounds whose activations it keeps at once
-  std::uint32_t tied_in_flight = 1;  ///< rounds of which it keeps what a tied head adds
+  std::uint32_t in_flight = 1;         ///< rounds whose activations it keeps at once
+  std::uint32_t tied_in_flight = 1;    ///< rounds of which it keeps what a tied head adds
   /// Most passes whose boundaries wait, to be read or to be sent, beside those of the running pass.
   std::uint32_t waiting = 0;
   /// Ratio of step time to this stage's busy time, with passes as long as their FLOPs.
   double stretch = 1;
+};
 
-  /// Whether the pipeline stays full between steps. Passes may then use weights from before the
-  /// last updates, of which the stage has a stash.
+/// What a stage has beside, in a pipeline that stays full between steps: passes may use weights
+/// from before the last updates, of which the stage has a stash. Empty in every other.
+struct StaleStage {
+  /// By round: number of updates, counted up to the one a step begins with, that the round's
+  /// weights do not have yet. Rounds of later steps that the step begins follow its own.
+  std::vector<std::uint32_t> ages;
+  std::uint32_t versions = 0;  ///< of its weights that it keeps beside the newest
+  std::uint32_t begun = 0;     ///< rounds of the next step that are in flight when a step ends
+  /// Place of each round among those in flight, where it is the same in every step; else empty.
+  std::vector<std::uint32_t> places;
+  /// Number of lists that consecutive steps use in rotation, because the places of rounds and
+  /// weight versions shift from step to step. The number of a list in it is its phase.
+  std::uint32_t phases = 1;
+  std::vector<StageEntry> fill;  ///< ahead of a step that finds the pipeline empty
+
   [[nodiscard]] bool stays_full() const { return !ages.empty(); }
-  /// Returns the place in the stash of the weights that a round uses, where they are not the
-  /// newest.
-  [[nodiscard]] std::uint32_t version_of(std::uint32_t round) const {
-    return (phase + round) % versions;
-  }
-  /// Returns the place in the stash of the weights that the pending update is about to change.
-  [[nodiscard]] std::uint32_t last_version() const { return (phase + versions - 1) % versions; }
-  /// Returns the place of what is kept of a round among the rounds in flight. Rounds of the next
-  /// step count on from those of this one.
-  [[nodiscard]] std::uint32_t place_of(std::uint32_t round) const {
-    return places.empty() ? (phase + round) % in_flight : places[round % places.size()];
-  }
 };
 
 /// Whether a stage with that `stretch` (Stage) speaks for its job rather than one with the `other`:

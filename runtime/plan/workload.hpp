@@ -53,7 +53,7 @@ struct BlockShape {
 /// In a tensor group, blocks have the sizes of the largest part, and attention and MLP of a layer
 /// are a block each. What a pass makes is added up over the group before the next block reads it.
 ///
-/// All replicas of a stage have one workload. Which of them a rank is, a GridPlace tells beside it.
+/// All ranks of a stage have one workload. Which of them a rank is, a GridPlace tells beside it.
 struct Workload {
   std::vector<BlockShape> blocks;
   bool operator_tiles = false;
@@ -77,6 +77,7 @@ struct Workload {
   Bytes scan_bytes;    ///< what a rank knows of the tokens in the head
   Bytes summed_bytes;  ///< its addend to an output: `boundary_bytes`, or that of all ranks
   Stage stage;
+  StaleStage stale;
   std::uint64_t tokens = 0;         ///< targets of one micro-batch
   std::uint32_t micro_batches = 1;  ///< of this rank in a round
   std::uint32_t rounds = 1;

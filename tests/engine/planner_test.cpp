@@ -162,7 +162,8 @@ TEST_P(PlanOnPaper, HasTheOperationsOfTheOneThatTrains) {
       const Planned paper = plan_for(request, {.grid = grid, .rank = rank}, trained[rank]);
       EXPECT_TRUE(paper.placement == trained[rank].plan.placement);
       EXPECT_FALSE(trained[rank].operations.empty());
-      EXPECT_EQ(plan::to_text(plan::build_training_step(paper.workload, paper.placement)),
+      EXPECT_EQ(plan::to_text(plan::build_training_step(paper.workload, paper.placement,
+                                                        {.place = paper.place})),
                 trained[rank].operations);
       papers.push_back(paper);
     }

@@ -21,14 +21,14 @@ config::TrainOptions without_clipping() {
 plan::Workload stage_of(std::uint32_t stages, std::uint32_t rounds) {
   plan::Workload workload;
   workload.stage.count = stages;
-  workload.stage.ages = {1};
+  workload.stale.ages = {1};
   workload.rounds = rounds;
   return workload;
 }
 
 // Of p stages and m rounds in a step, 2/3 (p - 1) / m of each step are 1 % of so many.
 TEST(StepsOfSums, CostOnePercentWhereTheUpdateNeedsNoNorm) {
-  ASSERT_TRUE(stage_of(4, 1).stage.stays_full());
+  ASSERT_TRUE(stage_of(4, 1).stale.stays_full());
   EXPECT_EQ(steps_of_sums(without_clipping(), stage_of(4, 1)), 201U);
   EXPECT_EQ(steps_of_sums(without_clipping(), stage_of(4, 8)), 26U);
   EXPECT_EQ(steps_of_sums(without_clipping(), stage_of(2, 512)), 1U);

@@ -31,17 +31,19 @@ inline bool download_waits_for_upload(const StepPlan& plan) {
 }
 
 /// Checks all plans of a case.
-inline void expect_correct(const Case& c) {
-  for (const StepPlan& plan :
-       {build_training_step(c.workload, c.placement), build_recorded_step(c.workload, c.placement),
-        build_flush(c.workload, c.placement), build_evaluation(c.workload, c.placement),
-        build_snapshot(c.workload, c.placement)}) {
+inline void expect_correct(const Case& c, const WhichList& which = {}) {
+  for (const StepPlan& plan : {build_training_step(c.workload, c.placement, which),
+                               build_recorded_step(c.workload, c.placement, which),
+                               build_flush(c.workload, c.placement, which),
+                               build_evaluation(c.workload, c.placement, which),
+                               build_snapshot(c.workload, c.placement)}) {
     // A stage may have the head alone, whose backward is its loss.
     const auto finishes = [](const Op& op) { return op.kind == OpKind::accumulate; };
     const bool training = std::ranges::any_of(plan.ops, finishes);
     ASSERT_EQ(find_race(plan), "") << to_text(plan);
     ASSERT_EQ(find_wrong_content(plan), "") << to_text(plan);
-    ASSERT_EQ(find_wrong_meaning(plan, {c.workload, c.placement, training}), "") << to_text(plan);
+    ASSERT_EQ(find_wrong_meaning(plan, {c.workload, c.placement, training, which.phase}), "")
+        << to_text(plan);
     ASSERT_FALSE(download_waits_for_upload(plan)) << to_text(plan);
   }
 }

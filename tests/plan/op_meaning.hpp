@@ -13,7 +13,8 @@ namespace spillway::plan {
 struct RunOf {
   const Workload& workload;
   const Placement& placement;
-  bool training = true;  ///< a backward follows: saved activations are saved
+  bool training = true;     ///< a backward follows: saved activations are saved
+  std::uint32_t phase = 0;  ///< of the list (StaleStage::phases)
 };
 
 /// Returns nothing, or names the first op that reads or writes other values than its kind, block,

@@ -75,10 +75,11 @@ std::string wrong_range(const Op& op, const Access& access, const std::vector<Ti
 
 /// Rounds in flight lie beside each other, each with its micro-batches. stale_test.cpp looks at the
 /// places of a pipeline that stays full.
-std::uint32_t place_in_flight(const Workload& w, std::uint32_t layer, const Value& value) {
+std::uint32_t place_in_flight(const RunOf& run, std::uint32_t layer, const Value& value) {
+  const Workload& w = run.workload;
   const std::uint32_t rounds = w.stage.in_flight;
-  const std::uint32_t place = w.stage.places.empty() ? (w.stage.phase + value.round) % rounds
-                                                     : w.stage.places[value.round % w.rounds];
+  const std::uint32_t place = w.stale.places.empty() ? (run.phase + value.round) % rounds
+                                                     : w.stale.places[value.round % w.rounds];
   return (layer * rounds + place) * w.micro_batches + value.micro_batch;
 }
 
@@ -115,7 +116,7 @@ std::string wrong_place(const Access& access, const RunOf& run, const std::vecto
     case PoolKind::host_boundaries:
     case PoolKind::disk_boundaries: {
       const Tier tier = run.placement.blocks[w.first_block(value.of)].output;
-      fits = at.first == place_in_flight(w, value.of, value) && tier == named_tier(at.pool);
+      fits = at.first == place_in_flight(run, value.of, value) && tier == named_tier(at.pool);
       break;
     }
     case PoolKind::saved_activations:
@@ -124,7 +125,7 @@ std::string wrong_place(const Access& access, const RunOf& run, const std::vecto
       const std::uint32_t first = w.operator_tiles ? w.first_block(value.of) : value.of;
       const bool empty = w.blocks[first].saved_bytes == Bytes{};
       const std::optional<Tier> saved = run.placement.blocks[first].saved;
-      fits = at.first == place_in_flight(w, first, value) && saved &&
+      fits = at.first == place_in_flight(run, first, value) && saved &&
              (empty ? Tier::device : *saved) == named_tier(at.pool);
       break;
     }

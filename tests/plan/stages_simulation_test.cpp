@@ -43,16 +43,15 @@ Workload even_model(std::uint32_t parts) {
   return model;
 }
 
-using Build = StepPlan (*)(const Workload&, const Placement&);
+using Build = StepPlan (*)(const Workload&, const Placement&, const WhichList&);
 
 /// Returns the list of each stage, in the step of that number.
 std::vector<StepPlan> lists_of(const Pipeline& pipeline, Build build, std::uint32_t step = 0) {
   const Workload model = even_model(pipeline.stages * pipeline.chunks);
   std::vector<StepPlan> lists;
   for (std::uint32_t stage = 0; stage < pipeline.stages; ++stage) {
-    Workload w = workload_of_stage(model, pipeline, stage);
-    w.stage.phase = step % w.stage.phases;
-    lists.push_back(build(w, uniform_placement(w, kResident)));
+    const Workload w = workload_of_stage(model, pipeline, stage);
+    lists.push_back(build(w, uniform_placement(w, kResident), {.phase = step % w.stale.phases}));
   }
   return lists;
 }

@@ -232,10 +232,10 @@ TEST(StalePipelines, KeepEveryRuleOfAPlan) {
         EXPECT_EQ(find_wrong_content(lists[0]), "");
         EXPECT_EQ(find_wrong_meaning(lists[0], {w, placement, true}), "");
         for (std::uint32_t step = 0; step < 9; ++step) {
-          w.stage.phase = step % w.stage.phases;
-          if (step < 3) expect_correct({w, placement});
-          lists.push_back(step % 2 == 0 ? build_training_step(w, placement)
-                                        : build_recorded_step(w, placement));
+          const WhichList which{.phase = step % w.stale.phases};
+          if (step < 3) expect_correct({w, placement}, which);
+          lists.push_back(step % 2 == 0 ? build_training_step(w, placement, which)
+                                        : build_recorded_step(w, placement, which));
         }
         EXPECT_EQ(find_lost_round(lists, p.rounds), "");
         // What the check would say of lists that do not follow each other.
@@ -275,12 +275,12 @@ using Message = std::pair<std::uint32_t, Value>;
 
 TEST(StalePipelines, SendWhatTheOthersReceiveInTheSameOrder) {
   for (const Pipeline& p : listed()) {
-    for (StepPlan (*build)(const Workload&, const Placement&) : {build_fill, build_training_step}) {
+    for (const auto build : {build_fill, build_training_step}) {
       std::map<std::pair<std::uint32_t, std::uint32_t>, std::vector<Message>> seen;
       for (std::uint32_t stage = 0; stage < p.stages; ++stage) {
         const Workload w =
             workload_of_stage(model_of(8, p.rounds > 1 ? Head::tied : Head::own), p, stage);
-        const StepPlan plan = build(w, uniform_placement(w, kResident));
+        const StepPlan plan = build(w, uniform_placement(w, kResident), WhichList{});
         for (const Op& op : plan.ops) {
           if (op.kind != OpKind::send && op.kind != OpKind::receive) continue;
           const std::uint32_t sender = op.kind == OpKind::send ? stage : op.peer;

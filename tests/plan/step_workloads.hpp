@@ -207,10 +207,15 @@ class RandomCases {
     return {std::move(w), std::move(p)};
   }
 
+  /// Returns the place of any of the workload's ranks.
+  GridPlace place_in(const Workload& w) {
+    const Grid grid = w.grid();
+    return {.grid = grid, .rank = static_cast<std::uint32_t>(between(0, grid.ranks() - 1))};
+  }
+
   /// Makes the ranks of a case share out every matrix too.
   void make_group(Workload& w) {
     w.tensor = {.count = static_cast<std::uint32_t>(between(2, 4)), .sequence = maybe()};
-    w.tensor.index = static_cast<std::uint32_t>(between(0, w.tensor.count - 1));
     w.summed_bytes = w.boundary_bytes * std::uint64_t{w.tensor.sequence ? w.tensor.count : 1};
     w.carried_bytes = w.summed_bytes;
     w.scan_bytes = Bytes{24 * between(1, 50)};

@@ -13,14 +13,18 @@ namespace {
 
 TEST(StepsOfGroups, KeepEveryRuleOfAPlan) {
   RandomCases cases(property_seed());
-  for (int i = 0; i < 200; ++i) expect_correct(cases.next_of_group());
+  for (int i = 0; i < 200; ++i) {
+    const Case c = cases.next_of_group();
+    expect_correct(c, {.place = cases.place_in(c.workload)});
+  }
 }
 
 TEST(StepsOfGroups, DeclareAllThatTheyTouch) {
   RandomCases cases(property_seed());
   for (int i = 0; i < 8; ++i) {
     const Case c = cases.next_of_group();
-    expect_lost_accesses_seen(c, build_training_step(c.workload, c.placement), /*training=*/true);
+    expect_lost_accesses_seen(c, build_training_step(c.workload, c.placement),
+                              /*training=*/true);
   }
 }
 
@@ -39,7 +43,7 @@ Workload layer_of_group(std::uint32_t ranks, bool sequence) {
   Workload w = small_workload();
   w.compute = DType::bf16;
   w.micro_batches = 3;
-  w.tensor = {.count = ranks, .index = ranks - 1, .sequence = sequence};
+  w.tensor = {.count = ranks, .sequence = sequence};
   constexpr std::uint64_t kRows = 12 * 8 * 2;
   w.summed_bytes = w.carried_bytes = Bytes{kRows};
   w.boundary_bytes = Bytes{sequence ? kRows / ranks : kRows};
@@ -49,10 +53,11 @@ Workload layer_of_group(std::uint32_t ranks, bool sequence) {
 }
 
 /// By block, what a rank sends to its group in a step.
-std::map<std::uint32_t, std::uint64_t> sent_by_block(const Workload& w) {
+std::map<std::uint32_t, std::uint64_t> sent_by_block(const Workload& w, std::uint32_t rank = 0) {
   const Placement p = uniform_placement(w, kAllOnDevice);
   std::map<std::uint32_t, std::uint64_t> sent;
-  for (const Op& op : build_training_step(w, p).ops) {
+  const WhichList which{.place = {.grid = w.grid(), .rank = rank}};
+  for (const Op& op : build_training_step(w, p, which).ops) {
     if (op.lane != Lane::net) continue;
     EXPECT_EQ(op.group, RankGroup::tensor);
     sent[op.block] += op.bytes.value();
@@ -70,6 +75,17 @@ TEST(StepsOfGroups, SendFourAllReducesForALayer) {
     EXPECT_EQ(sent.at(1) + sent.at(2), 3 * 4 * all_reduce);
     EXPECT_EQ(sent.at(0), 3 * all_reduce);
     EXPECT_EQ(sent.at(3), 3 * (all_reduce + (t - 1) * 12 * 24));
+  }
+}
+
+// Of 96 elements, five ranks or seven have not the same part, and together they send what a ring
+// sends: each element 2 (t - 1) times.
+TEST(StepsOfGroups, SendInAllWhatARingSendsWhereElementsDoNotDivide) {
+  for (const std::uint32_t t : {5U, 7U}) {
+    const Workload w = layer_of_group(t, false);
+    std::uint64_t sent = 0;
+    for (std::uint32_t rank = 0; rank < t; ++rank) sent += sent_by_block(w, rank).at(0);
+    EXPECT_EQ(sent, 3 * 2 * (t - 1) * 12 * 8 * 2U);
   }
 }
 

@@ -64,12 +64,11 @@ Lists lists_of(const PipelineCase& what, std::uint32_t stage) {
   const plan::PlacementRequest request{.commits = false};
   const auto choice = plan::choose_placement(lists.workload, {1_GiB, 1_GiB, 1_GiB}, request);
   const auto& placement = std::get<plan::Placement>(choice);
-  if (lists.workload.stage.stays_full()) {
+  if (lists.workload.stale.stays_full()) {
     lists.fill = plan::build_fill(lists.workload, placement);
   }
-  plan::Workload at = lists.workload;
-  for (at.stage.phase = 0; at.stage.phase < at.stage.phases; ++at.stage.phase) {
-    lists.steps.push_back(plan::build_training_step(at, placement));
+  for (std::uint32_t phase = 0; phase < lists.workload.stale.phases; ++phase) {
+    lists.steps.push_back(plan::build_training_step(lists.workload, placement, {.phase = phase}));
   }
   return lists;
 }

@@ -47,19 +47,19 @@ nlohmann::ordered_json check_lists(const plan::Workload& workload,
       plan::build_training_step(workload, placement),
       plan::build_recorded_step(workload, placement), plan::build_flush(workload, placement),
       plan::build_evaluation(workload, placement), plan::build_snapshot(workload, placement)};
-  if (workload.stage.stays_full()) {
+  const plan::StaleStage& stale = workload.stale;
+  if (stale.stays_full()) {
     lists.push_back(plan::build_fill(workload, placement));
     std::vector in_a_row{lists.back()};
-    plan::Workload at = workload;
-    const std::uint32_t steps = std::max(workload.stage.in_flight, workload.stage.phases) + 1;
+    const std::uint32_t steps = std::max(workload.stage.in_flight, stale.phases) + 1;
     for (std::uint32_t step = 0; step < steps; ++step) {
-      at.stage.phase = step % workload.stage.phases;
-      in_a_row.push_back(plan::build_training_step(at, placement));
-      if (step == 0 || step >= workload.stage.phases) continue;  // the first ones are there already
+      const plan::WhichList which{.phase = step % stale.phases};
+      in_a_row.push_back(plan::build_training_step(workload, placement, which));
+      if (step == 0 || step >= stale.phases) continue;  // the first ones are there already
       lists.push_back(in_a_row.back());
-      lists.push_back(plan::build_recorded_step(at, placement));
-      lists.push_back(plan::build_flush(at, placement));
-      lists.push_back(plan::build_fill(at, placement));
+      lists.push_back(plan::build_recorded_step(workload, placement, which));
+      lists.push_back(plan::build_flush(workload, placement, which));
+      lists.push_back(plan::build_fill(workload, placement, which));
     }
     const std::string fault = plan::find_lost_round(in_a_row, workload.rounds);
     check(fault.empty(), ErrorCode::internal, "the plan is wrong: " + fault);
@@ -140,8 +140,8 @@ nlohmann::ordered_json run(const PlanFlags& flags, bool json) {
           found["dependencies"].get<std::size_t>());
     }
     if (flags.explain) {
-      answer("{}",
-             plan::to_text(plan::build_training_step(made.plan.workload, made.plan.placement)));
+      answer("{}", plan::to_text(plan::build_training_step(made.plan.workload, made.plan.placement,
+                                                           {.place = made.plan.place})));
     }
   }
   if (flags.page.wanted()) {

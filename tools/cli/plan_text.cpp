@@ -334,9 +334,9 @@ std::string stage_text(const engine::Planned& planned) {
     layers.push_back(fmt::format("{} to {}", range.first, range.end - 1));
   }
   const std::string stale =
-      stage.stays_full()
+      planned.workload.stale.stays_full()
           ? fmt::format("; stale weights (other mathematics), {} version(s) beside the newest",
-                        stage.versions)
+                        planned.workload.stale.versions)
           : "";
   return fmt::format("{} of {}: layers {}; {} round(s) in flight{}", planned.place.stage(),
                      stage.count, fmt::join(layers, ", "), stage.in_flight, stale);

@@ -39,12 +39,12 @@ void note_cut(const plan::BalancedLayers& cut, const Note& note) {
 }
 
 /// Finds the placement with the fastest step; `fitting` is one that fits. The ranks of a tensor
-/// group have one placement, and so one order of what they do together.
+/// group plan for the first of them, and so have one placement and one order of what they do
+/// together.
 void place_fastest(Planned& planned, const plan::Placement& fitting, RankGroups& ranks) {
-  plan::Workload of_group = planned.workload;
-  of_group.tensor.index = 0;
-  plan::PlannedStep fastest = plan::fastest_placement(
-      of_group, planned.budgets, placement_request(planned.options), planned.profile, fitting);
+  plan::PlannedStep fastest =
+      plan::fastest_placement(planned.workload, planned.budgets, placement_request(planned.options),
+                              planned.profile, fitting);
   planned.placement = std::move(fastest.placement);
   planned.prediction = std::move(fastest.prediction);
   planned.prediction.step_seconds =

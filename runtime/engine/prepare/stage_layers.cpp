@@ -26,10 +26,10 @@ plan::Workload of_stage(plan::Workload whole, const config::TrainOptions& option
   return workload_of_stage(whole, pipeline_of(options, whole), stage);
 }
 
-plan::BalancedLayers balance_stages(plan::Workload whole, const config::TrainOptions& options,
+plan::BalancedLayers balance_stages(const plan::Workload& whole,
+                                    const config::TrainOptions& options,
                                     const plan::Budgets& budgets,
                                     const plan::MachineProfile* profile) {
-  whole.tensor.index = 0;  // all ranks of the pipeline get the same answer
   const plan::Pipeline pipeline = pipeline_of(options, whole);
   return plan::balance_layers({.model = whole,
                                .pipeline = pipeline,

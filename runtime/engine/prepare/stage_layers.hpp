@@ -25,7 +25,7 @@ enum class StageLayers : std::uint8_t { chosen, kept };
 
 /// Returns the layers of the stages of `whole` with which they fit and are busy equally long;
 /// without a profile, with which they fit.
-[[nodiscard]] plan::BalancedLayers balance_stages(plan::Workload whole,
+[[nodiscard]] plan::BalancedLayers balance_stages(const plan::Workload& whole,
                                                   const config::TrainOptions& options,
                                                   const plan::Budgets& budgets,
                                                   const plan::MachineProfile* profile = nullptr);

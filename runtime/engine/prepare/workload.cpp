@@ -73,9 +73,7 @@ plan::Workload make_workload(const model::ModelConfig& config,
   }
   // This rank's attention may take more than usual (prepare/score_gradients).
   workload.workspace_bytes = std::max(workload.workspace_bytes, transformer.workspace_bytes());
-  workload.tensor = {.count = options.tensor.ranks,
-                     .index = options.tensor.index,
-                     .sequence = options.tensor.sequence};
+  workload.tensor = {.count = options.tensor.ranks, .sequence = options.tensor.sequence};
   workload.scan_bytes = Bytes{workload.tokens * sizeof(model::VocabularyScan)};
   return workload;
 }

@@ -54,7 +54,7 @@ StepCycle::StepCycle(StepEngine& engine, const TrainingState& first)
 /// A commit does not hold all that a pipeline which stays full goes on from.
 void StepCycle::resume() {
   check(
-      !engine_.workload().stage.stays_full(), ErrorCode::not_supported,
+      !engine_.workload().stale.stays_full(), ErrorCode::not_supported,
       "a run with stale weights cannot be resumed: its commits hold the newest weights, and the "
       "next step uses those before them; start a new run --from it, which begins with the newest");
   state_ = commits_.resume();
@@ -136,7 +136,7 @@ void StepCycle::fill() {
 /// Inside this list the previous step's update lands, and with it that step becomes committable.
 const Executor& StepCycle::run_step(float loss_gradient_scale) {
   decided_.loss_gradient_scale = loss_gradient_scale;
-  if (engine_.workload().stage.stays_full() && !is_full_) fill();
+  if (engine_.workload().stale.stays_full() && !is_full_) fill();
   prepare(commits_.due_next() ? Commit::yes : Commit::no, Writes::all);
   const bool records = (decided_.disk.commits || commits_.copying()) && !commits_.in_step();
   last_step_ = &run(records ? *next().recorded : *next().step);

@@ -37,8 +37,8 @@ Trainer::Trainer(EngineSetup setup, ModelRuntime model)
       cycle_(engine_, first_state(engine_.options())),
       steps_of_sums_(steps_of_sums(engine_.options(), workload())),
       squares_(steps_of_sums_ * (workload().blocks.size() + 1)),
-      evaluation_executor_(
-          engine_.prepare(plan::build_evaluation(workload(), engine_.placement()))) {
+      evaluation_executor_(engine_.prepare(plan::build_evaluation(
+          workload(), engine_.placement(), {.place = engine_.ranks().place()}))) {
   results_.reserve(steps_of_sums_);
   engine_.ranks().expect_sums(Group::tensor, workload().blocks.size() + 1);
   engine_.ranks().expect_sums(Group::stages, squares_.size());
@@ -52,7 +52,7 @@ void Trainer::fetch(const data::TokenFile& tokens, const data::Sampler& sampler)
   const std::uint32_t replicas = place.grid.replicas;
   const std::uint64_t windows =
       std::uint64_t{engine_.options().micro_batch} * workload().micro_batches;
-  const std::uint32_t rounds = workload().rounds + workload().stage.begun;
+  const std::uint32_t rounds = workload().rounds + workload().stale.begun;
   for (std::uint32_t round = 0; round < rounds; ++round) {
     std::uint64_t cursor =
         cycle_.state().cursor + (std::uint64_t{round} * replicas + place.replica()) * windows;

@@ -82,7 +82,7 @@ void decide_update(const config::TrainOptions& options, TrainingState& state, St
 
 std::uint32_t steps_of_sums(const config::TrainOptions& options, const plan::Workload& workload) {
   const bool early = options.gradient_clipping == 0 && options.compute != DType::fp16;
-  if (!early || !workload.stage.stays_full()) return 1;
+  if (!early || !workload.stale.stays_full()) return 1;
   if (options.pipeline.meet_every > 0) return options.pipeline.meet_every;
   constexpr std::uint32_t kRoundsForEach = 67;  // 2/3 of a round are 1 % of so many
   const std::uint32_t rounds = kRoundsForEach * (workload.stage.count - 1);

@@ -110,29 +110,16 @@ void check_full_pipeline(const Workload& workload, const Pipeline& pipeline) {
         "pipedream_2bw; plan whole replicas, or the schedule 1f1b");
 }
 
-Stage stage_of_full_pipeline(const Pipeline& pipeline, const std::vector<StageSeconds>& seconds,
-                             std::uint32_t stage) {
-  const FullPipeline full = full_pipeline(pipeline, seconds);
+Stage stage_of_full_pipeline(const Pipeline& pipeline, const FullPipeline& full,
+                             const std::vector<StageSeconds>& seconds, std::uint32_t stage) {
   // Stages meet after each step, and so begin the next one together.
   const Timeline timeline = timeline_of(pipeline, full.passes, seconds, /*message=*/0);
-  const std::uint32_t begun = rounds_begun(pipeline, stage);
   Stage made{.count = pipeline.stages,
              .chunks = {},
              .entries = full.entries[stage],
-             .fill = full.fill[stage],
              .evaluation = evaluation_of(pipeline, stage),
-             .ages = ages_of_rounds(pipeline, stage),
-             .places = {},
-             .begun = begun,
+             .in_flight = full_rounds_in_flight(pipeline, stage),
              .stretch = seconds_of(timeline) / busy_seconds(timeline[stage])};
-  made.versions = *std::ranges::max_element(made.ages);
-  if (pipeline.rounds > begun) {
-    made.places = places_of_rounds(pipeline.rounds, begun + 1);
-    made.in_flight = *std::ranges::max_element(made.places) + 1;
-  } else {
-    made.in_flight = begun + 1;
-    made.phases = made.in_flight * made.versions;  // no smaller number both divide
-  }
   made.tied_in_flight = tied_in_flight(made.entries, made);
   return made;
 }
@@ -145,10 +132,7 @@ Stage stage_of_pipeline(const Pipeline& pipeline, const std::vector<StageSeconds
   Stage made{.count = pipeline.stages,
              .chunks = {},
              .entries = entries,
-             .fill = {},
              .evaluation = evaluation_of(pipeline, stage),
-             .ages = {},
-             .places = {},
              .in_flight = rounds_in_flight(passes[stage]),
              .stretch = seconds_of(timeline) / busy_seconds(timeline[stage])};
   made.tied_in_flight = tied_in_flight(entries, made);
@@ -226,14 +210,18 @@ Workload workload_of_stage(const Workload& workload, const Pipeline& given, std:
   pipeline.tied_head = workload.tied_head;
   check(!workload.operator_tiles, ErrorCode::not_supported,
         "in this version layers in tiles are not cut into stages; plan whole layers");
-  const bool full = has_stale_weights(pipeline.schedule);
-  if (full) check_full_pipeline(workload, pipeline);
+  if (has_stale_weights(pipeline.schedule)) check_full_pipeline(workload, pipeline);
   const std::vector<BlockRange> parts = cut_layers(workload, pipeline);
   const std::vector<StageSeconds> seconds = seconds_of(workload, pipeline, parts);
   Workload own = workload;
   own.rounds = pipeline.rounds;
-  own.stage = full ? stage_of_full_pipeline(pipeline, seconds, stage)
-                   : stage_of_pipeline(pipeline, seconds, stage);
+  if (has_stale_weights(pipeline.schedule)) {
+    const FullPipeline full = full_pipeline(pipeline, seconds);
+    own.stage = stage_of_full_pipeline(pipeline, full, seconds, stage);
+    own.stale = stale_stage(pipeline, full, stage);
+  } else {
+    own.stage = stage_of_pipeline(pipeline, seconds, stage);
+  }
   for (std::uint32_t part = stage; part < parts.size(); part += pipeline.stages) {
     own.stage.chunks.push_back(parts[part]);
   }

@@ -29,6 +29,14 @@ std::vector<StageEntry> only_of_step(const Pipeline& pipeline, std::uint32_t sta
   return kept;
 }
 
+/// Returns the place of each round that is the same in every step; none where a step has no more
+/// rounds than it begins.
+std::vector<std::uint32_t> fixed_places(const Pipeline& pipeline, std::uint32_t stage) {
+  const std::uint32_t begun = rounds_begun(pipeline, stage);
+  if (pipeline.rounds <= begun) return {};
+  return places_of_rounds(pipeline.rounds, begun + 1);
+}
+
 }  // namespace
 
 std::vector<std::vector<Pass>> passes_of_steps(const Pipeline& pipeline, std::uint32_t steps) {
@@ -97,6 +105,25 @@ FullPipeline full_pipeline(const Pipeline& pipeline, const std::vector<StageSeco
     }
   }
   return full;
+}
+
+std::uint32_t full_rounds_in_flight(const Pipeline& pipeline, std::uint32_t stage) {
+  const std::vector<std::uint32_t> places = fixed_places(pipeline, stage);
+  if (places.empty()) return rounds_begun(pipeline, stage) + 1;
+  return *std::ranges::max_element(places) + 1;
+}
+
+StaleStage stale_stage(const Pipeline& pipeline, const FullPipeline& full, std::uint32_t stage) {
+  StaleStage made{.ages = ages_of_rounds(pipeline, stage),
+                  .begun = rounds_begun(pipeline, stage),
+                  .places = fixed_places(pipeline, stage),
+                  .fill = full.fill[stage]};
+  made.versions = *std::ranges::max_element(made.ages);
+  if (made.places.empty()) {
+    // No smaller number both divide.
+    made.phases = full_rounds_in_flight(pipeline, stage) * made.versions;
+  }
+  return made;
 }
 
 }  // namespace spillway::plan

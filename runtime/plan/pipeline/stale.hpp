@@ -49,4 +49,11 @@ struct FullPipeline {
 [[nodiscard]] FullPipeline full_pipeline(const Pipeline& pipeline,
                                          const std::vector<StageSeconds>& seconds);
 
+/// Number of rounds whose activations a stage of a full pipeline keeps at once.
+[[nodiscard]] std::uint32_t full_rounds_in_flight(const Pipeline& pipeline, std::uint32_t stage);
+
+/// Returns what a stage has of it beside what every stage has.
+[[nodiscard]] StaleStage stale_stage(const Pipeline& pipeline, const FullPipeline& full,
+                                     std::uint32_t stage);
+
 }  // namespace spillway::plan

@@ -1,11 +1,11 @@
-// The table of what a placement makes of pools, a row for each: how its buffers follow each other,
-// whose they are, how large they are and what a step finds in them. All code that treats pools by
-// their kind reads it and the tiers and names of buffers.hpp, so that a new pool is an enumerator
-// and a row in each. Pure.
+// The table of pools, a row for each: its tier and names, how its buffers follow each other, whose
+// they are, how large they are and what a step finds in them. All code that treats pools by their
+// kind reads it, so that a new pool is an enumerator and a row. Pure.
 #pragma once
 
 #include <cstdint>
 #include <span>
+#include <string_view>
 #include <variant>
 
 #include "runtime/plan/buffers.hpp"
@@ -66,6 +66,9 @@ struct PoolRule {
   using Size = Bytes (*)(const SizedBuffer& buffer);
 
   PoolKind pool;
+  Tier tier;
+  std::string_view name;   ///< in the text of a plan
+  std::string_view label;  ///< in the memory table
   PoolLayout layout;
   std::variant<HasShare, Count> owner;  ///< blocks that are placed so have a share; or a number
   Size size;                            ///< of one buffer

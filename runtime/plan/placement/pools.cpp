@@ -15,7 +15,7 @@ bool is_of_micro_batches(PoolLayout layout) {
 
 /// Number of versions of all tiles in a pool of tiles.
 std::uint32_t versions_in(PoolLayout layout, const Workload& workload) {
-  return layout == PoolLayout::versions ? workload.stage.versions : 1;
+  return layout == PoolLayout::versions ? workload.stale.versions : 1;
 }
 
 std::vector<std::uint64_t> distinct(std::vector<std::uint64_t> values) {

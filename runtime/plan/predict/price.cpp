@@ -50,21 +50,22 @@ void add_exchange(LaneWork& work, const Workload& w, std::uint32_t b, bool strea
   work.down += kept;
 }
 
-/// Adds what a rank sends to its tensor group for a block's passes.
+/// Adds what the first rank of a tensor group sends to it for a block's passes.
 void add_group(LaneWork& work, const Workload& w, std::uint32_t b) {
   const std::uint32_t layer = w.layer_of(b);
   const double passes = static_cast<double>(w.rounds) * w.micro_batches;
   const bool head = layer == w.head_layer();
   const bool between = layer > 0 && !head;
-  work.tensor += passes * number(pass_sum_traffic(w)) * (between ? 2 : 1);
+  constexpr std::uint32_t kFirst = 0;
+  work.tensor += passes * number(pass_sum_traffic(w, kFirst)) * (between ? 2 : 1);
   // A norm's output is gathered for each pass but the head's last, a gradient for each backward.
   if (w.shares_tokens())
     work.tensor += passes * number(token_gather_traffic(w)) * (between ? 3 : 1);
   if (head) work.tensor += passes * number(w.scan_bytes) * (w.tensor.count - 1);
   if (!w.sums_shared(b)) return;
   const ElementCount shared = w.blocks[b].parameters - w.blocks[b].partial_first;
-  work.tensor +=
-      w.rounds * number(tensor_sum_traffic(w, Bytes{shared.value() * sizeof(float)}, DType::fp32));
+  const Bytes bytes{shared.value() * sizeof(float)};
+  work.tensor += w.rounds * number(tensor_sum_traffic(w.tensor, kFirst, bytes, DType::fp32));
 }
 
 /// Returns whether two blocks of a placement have the same work.

@@ -75,11 +75,12 @@ Bytes reduction_traffic(const Workload& workload, std::uint32_t block) {
   return reduction.in_place() ? sent / workload.replicas.count * 2U : sent;
 }
 
-Bytes tensor_sum_traffic(const Workload& workload, Bytes bytes, DType dtype) {
+Bytes tensor_sum_traffic(const TensorGroup& group, std::uint32_t tensor_index, Bytes bytes,
+                         DType dtype) {
   const std::uint64_t elements = bytes.value() / size_of(dtype);
-  const auto [ranks, index, sequence] = workload.tensor;
-  const std::uint64_t own =
-      elements * (index + std::uint64_t{1}) / ranks - elements * index / ranks;
+  const std::uint64_t ranks = group.count;
+  const std::uint64_t index = tensor_index;
+  const std::uint64_t own = elements * (index + 1) / ranks - elements * index / ranks;
   return Bytes{(elements - own + own * (ranks - 1)) * size_of(dtype)};
 }
 
@@ -87,9 +88,9 @@ Bytes token_gather_traffic(const Workload& workload) {
   return workload.boundary_bytes * std::uint64_t{workload.tensor.count - 1};
 }
 
-Bytes pass_sum_traffic(const Workload& workload) {
+Bytes pass_sum_traffic(const Workload& workload, std::uint32_t tensor_index) {
   if (workload.tensor.sequence) return token_gather_traffic(workload);
-  return tensor_sum_traffic(workload, workload.summed_bytes, workload.compute);
+  return tensor_sum_traffic(workload.tensor, tensor_index, workload.summed_bytes, workload.compute);
 }
 
 Bytes norm_traffic(const Workload& workload, const Tile& tile) {

@@ -40,13 +40,15 @@ namespace spillway::plan {
 /// that the other ranks add up themselves.
 [[nodiscard]] Bytes reduction_traffic(const Workload& workload, std::uint32_t block);
 
-/// Bytes that this rank sends where a tensor group adds up `bytes` of elements of `dtype`. In a
-/// ring of t ranks that is 2 (t - 1) / t of them, as even as elements divide.
-[[nodiscard]] Bytes tensor_sum_traffic(const Workload& workload, Bytes bytes, DType dtype);
+/// Bytes that the rank with that index in its tensor group sends where the group adds up `bytes` of
+/// elements of `dtype`. In a ring of t ranks that is 2 (t - 1) / t of them, as even as elements
+/// divide; nothing else in a plan depends on the index.
+[[nodiscard]] Bytes tensor_sum_traffic(const TensorGroup& group, std::uint32_t tensor_index,
+                                       Bytes bytes, DType dtype);
 
-/// Bytes that this rank sends where a tensor group adds up what a pass has made. The whole sum goes
-/// to every rank, or to each the sum for its own tokens.
-[[nodiscard]] Bytes pass_sum_traffic(const Workload& workload);
+/// Bytes that such a rank sends where its group adds up what a pass has made. The whole sum goes to
+/// every rank, or to each the sum for its own tokens.
+[[nodiscard]] Bytes pass_sum_traffic(const Workload& workload, std::uint32_t tensor_index);
 /// Bytes that this rank sends where a tensor group gathers the tokens of all its ranks.
 [[nodiscard]] Bytes token_gather_traffic(const Workload& workload);
 

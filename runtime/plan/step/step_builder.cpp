@@ -8,32 +8,35 @@ namespace {
 using List = void (Builder::*)();
 
 StepPlan build(const Workload& workload, const Placement& placement, List list,
-               bool records = false) {
-  Builder builder(workload, placement, records);
+               const WhichList& which = {}, bool records = false) {
+  Builder builder(workload, placement, which, records);
   (builder.*list)();
   return builder.take();
 }
 
 }  // namespace
 
-StepPlan build_training_step(const Workload& workload, const Placement& placement) {
-  return build(workload, placement, &Builder::training);
+StepPlan build_training_step(const Workload& workload, const Placement& placement,
+                             const WhichList& which) {
+  return build(workload, placement, &Builder::training, which);
 }
 
-StepPlan build_recorded_step(const Workload& workload, const Placement& placement) {
-  return build(workload, placement, &Builder::training, /*records=*/true);
+StepPlan build_recorded_step(const Workload& workload, const Placement& placement,
+                             const WhichList& which) {
+  return build(workload, placement, &Builder::training, which, /*records=*/true);
 }
 
-StepPlan build_fill(const Workload& workload, const Placement& placement) {
-  return build(workload, placement, &Builder::fill);
+StepPlan build_fill(const Workload& workload, const Placement& placement, const WhichList& which) {
+  return build(workload, placement, &Builder::fill, which);
 }
 
-StepPlan build_flush(const Workload& workload, const Placement& placement) {
-  return build(workload, placement, &Builder::flush);
+StepPlan build_flush(const Workload& workload, const Placement& placement, const WhichList& which) {
+  return build(workload, placement, &Builder::flush, which);
 }
 
-StepPlan build_evaluation(const Workload& workload, const Placement& placement) {
-  return build(workload, placement, &Builder::evaluation);
+StepPlan build_evaluation(const Workload& workload, const Placement& placement,
+                          const WhichList& which) {
+  return build(workload, placement, &Builder::evaluation, which);
 }
 
 StepPlan build_snapshot(const Workload& workload, const Placement& placement) {

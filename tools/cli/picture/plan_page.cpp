@@ -27,7 +27,8 @@ ordered_json with_memory(std::string_view what, PlanRequest request,
 
 ordered_json plan_page(const MadePlan& made, const PlanRequest& request, ordered_json plan) {
   ordered_json picture =
-      step_picture(made.plan, plan::build_training_step(made.plan.workload, made.plan.placement));
+      step_picture(made.plan, plan::build_training_step(made.plan.workload, made.plan.placement,
+                                                        {.place = made.plan.place}));
   if (made.machine) {
     picture["doubling"].push_back(with_memory("device memory", request,
                                               &config::TrainOptions::device_memory,

@@ -4,9 +4,10 @@
 
 namespace spillway::plan {
 
-Builder::Builder(const Workload& workload, const Placement& placement, bool records)
+Builder::Builder(const Workload& workload, const Placement& placement, const WhichList& which,
+                 bool records)
     : workload_(workload),
-      step_(workload, placement),
+      step_(workload, placement, which),
       state_(step_, weights_, records),
       passes_(workload.sums_passes() ? static_cast<PassWriter&>(of_group_) : whole_) {}
 
@@ -84,7 +85,7 @@ void Builder::evaluation() {
 }
 
 void Builder::flush() {
-  if (workload_.stage.stays_full()) {
+  if (workload_.stale.stays_full()) {
     for (std::uint32_t block = 0; block < blocks(); ++block) state_.stash_block(block);
   }
   for (std::uint32_t block = 0; block < blocks(); ++block) state_.update_block(block);

@@ -16,7 +16,8 @@ class Builder {
  public:
   /// Begins a list. `records`: state that lives in memory goes to disk after its update. The
   /// workload outlives this.
-  Builder(const Workload& workload, const Placement& placement, bool records = false);
+  Builder(const Workload& workload, const Placement& placement, const WhichList& which = {},
+          bool records = false);
   Builder(const Builder&) = delete;
   Builder& operator=(const Builder&) = delete;
   /// Begins a list for another placement in the memory of the last.

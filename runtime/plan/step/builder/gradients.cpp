@@ -38,8 +38,10 @@ void Gradients::sum_shared(std::uint32_t block) {
     return Access{.buffer = accumulator_[block],
                   .value = {ValueKind::gradient_sum, block, 0, step_.round, part}};
   };
-  append_group(OpKind::all_reduce, block, 0, tensor_sum_traffic(workload_, bytes, DType::fp32),
-               sum(last - 1), sum(last));
+  append_group(
+      OpKind::all_reduce, block, 0,
+      tensor_sum_traffic(workload_.tensor, step_.which.place.tensor_index(), bytes, DType::fp32),
+      sum(last - 1), sum(last));
 }
 
 void Gradients::finish_gradient(std::uint32_t block) {

@@ -30,8 +30,8 @@ Access GroupPasses::gathered_gradient(std::uint32_t layer, std::uint32_t m) cons
 
 void GroupPasses::sum_passes(std::uint32_t block, const Access& sum) {
   const OpKind kind = workload_.shares_tokens() ? OpKind::reduce_scatter : OpKind::all_reduce;
-  append_group(kind, block, sum.value.micro_batch, pass_sum_traffic(workload_), addend_of(sum),
-               sum);
+  append_group(kind, block, sum.value.micro_batch,
+               pass_sum_traffic(workload_, step_.which.place.tensor_index()), addend_of(sum), sum);
 }
 
 /// Writes a rank's own tokens of a norm's output, which all of them gather. `reads`: the pass that

@@ -20,7 +20,7 @@ class Messages : public OpWriter {
   /// Returns whether the first pass of a list lends the embedding to the stage of a tied head.
   [[nodiscard]] bool lends_first() const {
     return step_.round == 0 && workload_.lends_embedding() &&
-           !(step_.trains && workload_.stage.stays_full());
+           !(step_.trains && workload_.stale.stays_full());
   }
   /// Sends the embedding, which lies in `weights`, to the stage of the tied head.
   void lend_embedding(const Buffer& weights);

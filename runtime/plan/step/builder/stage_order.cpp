@@ -11,7 +11,7 @@ void Builder::run_forward(const BlockRange& layers) {
   const bool train = step_.trains;
   const MicroBatches all{0, workload_.micro_batches};
   weights_.gather_until(blocks());  // another chunk or round may be next
-  const bool update_first = train && step_.round == 0 && !workload_.stage.stays_full();
+  const bool update_first = train && step_.round == 0 && !workload_.stale.stays_full();
   const std::uint32_t head = workload_.head_layer();
   if (layers.first > 0) activations_.restore_boundary(Direction::forward, layers.first - 1);
   for (std::uint32_t layer = layers.first; layer < std::min(layers.end, head); ++layer) {
@@ -40,9 +40,9 @@ void Builder::run_backward(const BlockRange& layers) {
 void Builder::staged_training() {
   step_.trains = true;
   if (workload_.borrows_embedding()) messages_.borrow_embedding();
-  if (workload_.stage.stays_full()) {
+  if (workload_.stale.stays_full()) {
     step_.ops.plan().rounds_found =
-        workload_.stage.begun + 1;  // of one of them, what a forward reads
+        workload_.stale.begun + 1;  // of one of them, what a forward reads
     flush();
     if (workload_.lends_embedding()) messages_.lend_stash_of_embedding();
   }
@@ -53,7 +53,7 @@ void Builder::staged_training() {
 /// Writes the passes forward that a step leaves to the one before it.
 void Builder::fill() {
   step_.trains = true;
-  run_entries(workload_.stage.fill);
+  run_entries(workload_.stale.fill);
 }
 
 void Builder::run_entries(const std::vector<StageEntry>& entries) {

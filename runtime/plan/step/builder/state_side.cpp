@@ -138,8 +138,8 @@ void StateSide::update_block(std::uint32_t block) {
 }
 
 void StateSide::stash_block(std::uint32_t block) {
-  const Stage& stage = workload_.stage;
-  if (stage.versions == 0 || step_.first_tile[block] == step_.first_tile[block + 1]) return;
+  const std::uint32_t versions = workload_.stale.versions;
+  if (versions == 0 || step_.first_tile[block] == step_.first_tile[block + 1]) return;
   const bool resident = placement_.blocks[block].resident();
   OpDraft stash = draft(OpKind::stash, resident ? Lane::gpu : Lane::cpu, block);
   stash.op.if_pending = true;
@@ -148,7 +148,7 @@ void StateSide::stash_block(std::uint32_t block) {
   const PoolKind kept = resident ? PoolKind::resident_parameters : PoolKind::host_parameters;
   const PoolKind stashed = resident ? PoolKind::stashed_parameters : PoolKind::host_stash;
   stash.read(tiles_of(kept, block), old);
-  stash.write(stash_of(stashed, block, stage.last_version()), old);
+  stash.write(stash_of(stashed, block, versions - 1), old);
   append(stash);
 }
 

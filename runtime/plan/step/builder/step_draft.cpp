@@ -32,7 +32,7 @@ void check_placement(const Workload& workload, const Placement& placement) {
   const bool uses_slots = placement.boundary_slots > 0;
   SPILLWAY_ASSERT(!workload.operator_tiles || placement.blocks[0].resident());
   // A list leaves no slot to the next one.
-  SPILLWAY_ASSERT(!uses_slots || !workload.stage.stays_full());
+  SPILLWAY_ASSERT(!uses_slots || !workload.stale.stays_full());
   // An op may hold two boundaries: what it reads and what it writes.
   SPILLWAY_ASSERT(!uses_slots || device_boundary_slots(workload, placement) >= 2);
   SPILLWAY_ASSERT(uses_slots ||
@@ -47,14 +47,16 @@ void check_placement(const Workload& workload, const Placement& placement) {
 
 }  // namespace
 
-StepDraft::StepDraft(const Workload& workload_of_step, const Placement& placement_of_step)
-    : workload(workload_of_step), pools(workload_of_step) {
+StepDraft::StepDraft(const Workload& workload_of_step, const Placement& placement_of_step,
+                     const WhichList& which_of_step)
+    : workload(workload_of_step), which(which_of_step), pools(workload_of_step) {
   restart(placement_of_step);
 }
 
 void StepDraft::restart(const Placement& placement_of_step) {
   placement = placement_of_step;
   check_placement(workload, placement);
+  SPILLWAY_ASSERT(which.place.tensor_index() < workload.tensor.count);
   ops.clear();
   pools.open(placement);
   tiles = make_tiles(workload, placement.tile_parameters, /*replica=*/0);

@@ -9,6 +9,7 @@
 #include "runtime/plan/placement/placement.hpp"
 #include "runtime/plan/step/builder/buffer_pools.hpp"
 #include "runtime/plan/step/builder/op_list.hpp"
+#include "runtime/plan/step/step_builder.hpp"
 #include "runtime/plan/workload.hpp"
 
 namespace spillway::plan {
@@ -21,11 +22,13 @@ struct MicroBatches {
 
 struct StepDraft {
   /// Begins a list. The workload outlives this.
-  StepDraft(const Workload& workload_of_step, const Placement& placement_of_step);
+  StepDraft(const Workload& workload_of_step, const Placement& placement_of_step,
+            const WhichList& which_of_step);
   /// Begins a list for another placement in the memory of the last.
   void restart(const Placement& placement_of_step);
 
   const Workload& workload;
+  const WhichList which;
   Placement placement;
   OpList ops;
   BufferPools pools;
@@ -65,7 +68,14 @@ class OpWriter {
   }
   /// Returns the place of a micro-batch of the round among those in flight.
   [[nodiscard]] std::uint32_t in_flight(std::uint32_t m) const {
-    return workload_.stage.place_of(step_.round) * workload_.micro_batches + m;
+    return place_of_round() * workload_.micro_batches + m;
+  }
+  /// Returns the place of the round among those in flight. Rounds of the next step count on from
+  /// those of this one.
+  [[nodiscard]] std::uint32_t place_of_round() const {
+    const std::vector<std::uint32_t>& places = workload_.stale.places;
+    if (!places.empty()) return places[step_.round % places.size()];
+    return (step_.which.phase + step_.round) % workload_.stage.in_flight;
   }
   [[nodiscard]] Buffer device_tokens(std::uint32_t m) const {
     return {PoolKind::device_tokens, in_flight(m)};
@@ -107,14 +117,16 @@ class OpWriter {
   }
   /// Number of updates that the parameters in the round's passes lack.
   [[nodiscard]] std::uint32_t age() const {
-    return step_.trains && workload_.stage.stays_full() ? workload_.stage.ages[step_.round] : 0;
+    return step_.trains && workload_.stale.stays_full() ? workload_.stale.ages[step_.round] : 0;
   }
   [[nodiscard]] Value parameters(std::uint32_t block) const { return parameters(block, age()); }
   [[nodiscard]] static Value parameters(std::uint32_t block, std::uint32_t age) {
     return {.kind = ValueKind::parameters, .of = block, .age = static_cast<std::uint16_t>(age)};
   }
-  /// Returns the buffers of a version of a block's parameters.
-  [[nodiscard]] Buffer stash_of(PoolKind pool, std::uint32_t block, std::uint32_t version) const {
+  /// Returns the buffers of the parameters of a block that a round uses, where they are not the
+  /// newest. The pending update is about to change those of round `versions - 1`.
+  [[nodiscard]] Buffer stash_of(PoolKind pool, std::uint32_t block, std::uint32_t round) const {
+    const std::uint32_t version = (step_.which.phase + round) % workload_.stale.versions;
     Buffer stash = tiles_of(pool, block);
     stash.first += version * static_cast<std::uint32_t>(step_.tiles.size());
     return stash;

@@ -17,8 +17,7 @@ void Weights::upload_parameters(std::uint32_t block, const Buffer& target, Neede
   upload.op.if_pending = needed == Needed::after_update;
   upload.op.bytes = shard_bytes(block);
   if (age() > 0 && needed == Needed::always) {
-    upload.read(stash_of(PoolKind::host_stash, block, workload_.stage.version_of(step_.round)),
-                parameters(block));
+    upload.read(stash_of(PoolKind::host_stash, block, step_.round), parameters(block));
     upload.write(target, parameters(block));
   } else {
     upload.read(tiles_of(PoolKind::host_parameters, block), shard_of(block));
@@ -32,9 +31,7 @@ Buffer Weights::bring_parameters(std::uint32_t block) {
   if (workload_.gathers()) return gather_for_pass(block);
   if (placement_.blocks[block].resident()) {
     if (workload_.shares_updates()) return {PoolKind::whole_parameters, block};
-    if (age() > 0) {
-      return stash_of(PoolKind::stashed_parameters, block, workload_.stage.version_of(step_.round));
-    }
+    if (age() > 0) return stash_of(PoolKind::stashed_parameters, block, step_.round);
     return tiles_of(PoolKind::resident_parameters, block);
   }
   const Buffer slot = take_free(PoolKind::parameter_slots);
