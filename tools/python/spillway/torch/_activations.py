@@ -43,7 +43,8 @@ class HostMemory:
                     f"needed, and activation_memory is {self.limit}; give more, use smaller "
                     "batches, or recompute blocks (torch.utils.checkpoint)")
             self._held += size
-            free = self._free[size] = [torch.empty(size, dtype=torch.uint8, pin_memory=pinned)]
+            free = self._free[size] = [torch.empty(size, dtype=torch.uint8, device="cpu",
+                                                   pin_memory=pinned)]
         self.used += size
         self.most = max(self.most, self.used)
         return free.pop()

@@ -72,6 +72,7 @@ class Held(HeldMemory):
 
         def take(parameter: torch.Tensor) -> None:
             if (held := alive()) is not None:
+        @torch._disable_dynamo
                 held._take(index)
             elif isinstance(parameter.grad, GradientHandle):
                 parameter.grad = parameter.grad.take()

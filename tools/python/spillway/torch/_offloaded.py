@@ -19,7 +19,7 @@ from spillway.torch._partition import Partition
 from spillway.torch._ranks import Ranks
 from spillway.torch._rounds import Rounds
 from spillway.torch._shard import Shard
-from spillway.torch._state import StateElsewhere
+from spillway.torch._state_elsewhere import StateElsewhere
 from spillway.torch._steps import WithSteps
 from spillway.torch.streaming import unit_of
 

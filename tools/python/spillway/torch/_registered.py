@@ -61,10 +61,19 @@ def check_frozen(registered: Registered) -> None:
             "and would be updated apart: make the nn.Parameter of a contiguous tensor")
 
 
-def name_of(group: dict[str, Any], number: int, place: int) -> str:
-    """Returns what errors call a parameter of a group of that number."""
-    names = group.get("param_names")
-    return names[place] if names else f"parameter {place} of group {number}"
+def names_of(groups: list[dict[str, Any]]) -> list[list[str]]:
+    """Returns what errors and checkpoints call the parameters of groups. Names of the program are
+    those of modules, perhaps of several: a later one of the same name has its place behind it."""
+    seen: set[str] = set()
+    names: list[list[str]] = []
+    for number, group in enumerate(groups):
+        names.append([])
+        for place in range(len(group["params"])):
+            where = f"parameter {place} of group {number}"
+            name = group["param_names"][place] if group.get("param_names") else where
+            names[-1].append(f"{name} ({where})" if name in seen else name)
+            seen.add(name)
+    return names
 
 
 def references_of(tensor: torch.Tensor) -> int:

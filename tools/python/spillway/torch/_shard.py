@@ -18,8 +18,8 @@ from spillway.torch._uncut import uncut
 
 
 def in_memory(elements: int) -> torch.Tensor:
-    """Returns fp32 elements."""
-    return torch.empty(elements, dtype=torch.float32)
+    """Returns fp32 elements, whatever the program has made torch's default of types and devices."""
+    return torch.empty(elements, dtype=torch.float32, device="cpu")
 
 
 class Shard(Held):
@@ -195,7 +195,7 @@ class Shard(Held):
     def gradient_norm(self, index: int) -> float:
         """Returns the L2 norm of that sum, as the update computes it."""
         sums = self.leaf_sums()[self._leaves[index]:self._leaves[index + 1]]
-        return native.norm_of(torch.tensor(sums, dtype=torch.float64),
+        return native.norm_of(torch.tensor(sums, dtype=torch.float64, device="cpu"),
                               [self._parameters[index].numel()])
 
     def leaf_sums(self) -> list[float]:
