@@ -8,12 +8,13 @@ import torch
 
 from spillway.errors import InvalidArgumentError
 from spillway.torch._registered import Others, Registered, check_memory, names_of
+from spillway.torch._taken_data import is_plain
 
 
 def _of_program() -> list[weakref.ref]:
     """Finds the plain parameters of all models in the process, which takes a while."""
     return [weakref.ref(each) for each in gc.get_objects()
-            if type(each) is torch.nn.Parameter and each.layout == torch.strided]
+            if is_plain(each) and each.layout == torch.strided]
 
 
 class Beside:

@@ -219,6 +219,9 @@ class Partition(SharedGradients):
             self._own.entries[own].parameter.data.copy_(bucket.memory[start:end])
         return own
 
+    def _hides_writes(self, index: int) -> bool:
+        return self._parameters[index].device.type != "cpu"
+
     def _take_back(self, index: int) -> None:
         self.wait(index)
         super()._take_back(index)

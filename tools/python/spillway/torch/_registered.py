@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from spillway.errors import InvalidArgumentError, NotSupportedError
+from spillway.torch._taken_data import data_of
 
 DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
@@ -50,8 +51,8 @@ def check_frozen(registered: Registered) -> None:
         raise NotSupportedError(
             f"{name} is sharded by FSDP or is a DTensor: leave the wrapper out, and give the "
             "optimizer process_group=torch.distributed.group.WORLD, so that it shards the state")
-    if parameter.layout != torch.strided or type(parameter.data) is not torch.Tensor:
-        raise NotSupportedError(f"{name} is a {type(parameter.data).__name__} with layout "
+    if parameter.layout != torch.strided or type(data_of(parameter)) is not torch.Tensor:
+        raise NotSupportedError(f"{name} is a {type(data_of(parameter)).__name__} with layout "
                                 f"{parameter.layout}; it must be a plain dense tensor")
     reach = 1 + sum((size - 1) * step for size, step in
                     zip(parameter.shape, parameter.stride(), strict=True))

@@ -252,13 +252,16 @@ class StreamedPartition(Partition):
 
     # What the program writes.
 
+    def _hides_writes(self, index: int) -> bool:
+        return True
+
     def _note(self, index: int) -> None:
         super()._note(index)
         self._unshared.add(index)
 
-    def notice_writes(self) -> bool:
+    def notice_writes(self, unit: int | None = None) -> bool:
         """Notices what the program has written into parameters, as all ranks do."""
-        old = super().notice_writes()
+        old = super().notice_writes(unit)
         self._share_writes()
         return old
 
