@@ -229,8 +229,8 @@ SPILLWAY_API spillway_status spillway_start(spillway_trainer* trainer,
 /// spillway_wait (or spillway_step without `defers_updates`) and the next spillway_step.
 SPILLWAY_API spillway_status spillway_values(spillway_trainer* trainer, uint32_t parameter,
                                              spillway_tensor* values);
-/// Reports that the program has written the values of a parameter itself, between a
-/// spillway_synchronize and the next gradient: the master follows, the moments stay. Fails where
+/// Reports that the program has written the values of a parameter itself, after a
+/// spillway_synchronize: the master follows, the moments and gradients stay. Fails where
 /// nobody has waited for a deferred update, beside which the values may have been written. For
 /// values in host memory that are of no unit, the next step finds out by itself.
 SPILLWAY_API spillway_status spillway_values_changed(spillway_trainer* trainer, uint32_t parameter);
@@ -337,9 +337,9 @@ SPILLWAY_API spillway_status spillway_get_steps(spillway_trainer* trainer, uint6
 SPILLWAY_API spillway_status spillway_set_updates(spillway_trainer* trainer, uint64_t updates);
 
 /// Gives and sets the master weights and the two moments of a parameter in fp32: [elements] each,
-/// in the parameter's order, between a spillway_step and the next gradient. `elements` is the
-/// parameter's. Reading leaves out a null array; writing needs the master, and takes a null moment
-/// for zeros. Blocks for the disk. The values follow what is written.
+/// in the parameter's order. `elements` is the parameter's. Reading leaves out a null array;
+/// writing needs the master, takes a null moment for zeros, and comes between a spillway_step and
+/// the next gradient. Blocks for the disk. The values follow what is written.
 SPILLWAY_API spillway_status spillway_read_state(spillway_trainer* trainer, uint32_t parameter,
                                                  uint64_t elements, float* master, float* m,
                                                  float* v);

@@ -46,6 +46,10 @@
 
 namespace spillway::engine {
 
+/// The most units whose parameters are on the device at once: one in a pass, one uploaded ahead,
+/// and one that is being read yet.
+inline constexpr std::uint32_t kMostUnitSlots = 3;
+
 /// A tensor that the framework registers.
 struct EmbeddedParameter {
   std::string name;            ///< unique; in errors and in checkpoints
@@ -202,9 +206,10 @@ class EmbeddedTrainer {
   [[nodiscard]] std::span<std::byte> values(std::uint32_t parameter);
   /// Whether that is memory of a GPU.
   [[nodiscard]] bool keeps_on_gpu(std::uint32_t parameter) const;
-  /// Makes the master follow `values` that the framework has written; the moments stay. `writers`:
-  /// work that may still be writing them. Throws `Error{invalid_argument}` where nobody has waited
-  /// for a deferred update, which may have overwritten them.
+  /// Makes the master follow `values` that the framework has written, also between a gradient and
+  /// its step; the moments stay. `writers`: work that may still be writing them. Throws
+  /// `Error{invalid_argument}` where nobody has waited for a deferred update, which may have
+  /// overwritten them.
   void take_values(std::uint32_t parameter, const offload::ExternalWork& writers = {},
                    TakenValues which = TakenValues::all);
   /// Forgets what is uploaded ahead, after the framework has written `values` of streamed
@@ -262,8 +267,8 @@ class EmbeddedTrainer {
   /// of each parameter. Throws `Error{invalid_argument}` where none came.
   void write_gradient(std::uint32_t parameter, std::span<const float> sum);
   /// Takes more gradients of this step, also after `grad_norm` or `leaf_sums`, whose results are
-  /// of those so far. This and the three calls above end the plan that computes norms while
-  /// gradients come: it runs once more at the end of the step.
+  /// of those so far. This, the three calls above, `take_values` and `read_state` end the plan that
+  /// computes norms while gradients come: it runs once more at the end of the step.
   void reopen_gradients();
   /// Completes the gradients of the step and returns their global norm, the divisor applied.
   /// `step`, `discard_gradients` or `reopen_gradients` is next.
@@ -291,7 +296,8 @@ class EmbeddedTrainer {
   [[nodiscard]] std::uint64_t updates(std::uint32_t parameter) const;
   void set_updates(std::uint32_t parameter, std::uint64_t updates);
 
-  // State, one parameter at a time, while there is no gradient of the step. These block.
+  // State, one parameter at a time. These block, and what replaces it throws
+  // `Error{invalid_argument}` while there is a gradient of the step.
 
   /// Reads the state into spans of [elements]; empty ones are left out.
   void read_state(std::uint32_t parameter, std::span<float> master, std::span<float> m,

@@ -15,16 +15,9 @@ from torch.nn.utils import (
 import spillway
 
 table = Table()
-STREAMED = ("streamed",)
 
 
 # Weights that the program writes.
-
-def tell(run, optimizer, parameter):
-    """Does what docs/python.md asks for where nobody sees writes in place through `data`."""
-    if run.is_ours and "streamed" in run.setting:
-        optimizer.values_changed(parameter)
-
 
 @table.idiom()
 def clamp_weights(run):
@@ -34,17 +27,6 @@ def clamp_weights(run):
         with torch.no_grad():
             for p in net.parameters():
                 p.clamp_(-0.2, 0.2)
-    return net
-
-
-@table.idiom()
-def clamp_weights_through_data(run):
-    net, optimizer = run.net_and_optimizer()
-    for step in range(3):
-        train(net, optimizer, steps=1, first=step)
-        for p in net.parameters():
-            p.data.clamp_(-0.2, 0.2)
-            tell(run, optimizer, p)
     return net
 
 
@@ -147,7 +129,7 @@ def climb(net, step):
     return moved
 
 
-@table.idiom(refused=(spillway.InvalidArgumentError, "written between a backward pass and its"))
+@table.idiom()
 def sharpness_aware(run):
     net, optimizer = run.net_and_optimizer()
     for step in range(3):
@@ -162,7 +144,7 @@ def sharpness_aware(run):
     return net
 
 
-@table.idiom(refused=(spillway.InvalidArgumentError, "written between a backward pass and its"))
+@table.idiom()
 def sharpness_aware_through_data(run):
     net, optimizer = run.net_and_optimizer()
     for step in range(3):
@@ -172,22 +154,6 @@ def sharpness_aware_through_data(run):
         loss_of(net, step).backward()
         for p in net.parameters():
             p.data = before[p]
-        optimizer.step()
-        optimizer.zero_grad()
-    return net
-
-
-@table.idiom(where=STREAMED, refused=(spillway.InvalidArgumentError, "between a backward pass"))
-def sharpness_aware_in_place_through_data(run):
-    net, optimizer = run.net_and_optimizer()
-    for step in range(3):
-        before = {p: p.data.clone() for p in net.parameters()}
-        climb(net, step)
-        optimizer.zero_grad()
-        loss_of(net, step).backward()
-        for p in net.parameters():
-            p.data.copy_(before[p])
-            tell(run, optimizer, p)
         optimizer.step()
         optimizer.zero_grad()
     return net

@@ -263,6 +263,7 @@ def test_steps_out_of_order_are_refused_and_change_nothing():
     tensors = parameters()
     optimizer = OffloadedAdamW(tensors, missing="refuse")
     before = run(tensors, optimizer, range(3))
+    state = optimizer.state_dict()
     with pytest.raises(spillway.InvalidArgumentError, match="parameter 0 of group 0"):
         optimizer.step()  # twice
     tensors[0].grad = torch.ones_like(tensors[0])
@@ -270,14 +271,8 @@ def test_steps_out_of_order_are_refused_and_change_nothing():
                        match='parameter 1 of group 0.*ask for zeros .missing="zero".'):
         optimizer.step()  # a gradient is missing
     with pytest.raises(spillway.InvalidArgumentError, match=r"call step\(\) or zero_grad\(\)"):
-        optimizer.state_dict()
+        optimizer.load_state_dict(state)
     (tensors[1] * 2).sum().backward()
-    with torch.no_grad():
-        tensors[1].add_(1)
-    with pytest.raises(spillway.InvalidArgumentError, match="was written between"):
-        optimizer.step()
-    with torch.no_grad():
-        tensors[1].sub_(1)
     optimizer.zero_grad()
     assert near(tensors, before)
     expected = parameters()

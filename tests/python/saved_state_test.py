@@ -346,3 +346,26 @@ def test_client_state_of_the_engine_may_be_any_object(tmp_path):
     assert found["args"] == given["args"] and found["python"] == given["python"]
     assert numpy.array_equal(found["numpy"][1], given["numpy"][1])
     assert equal(second.module.parameters(), first.module.parameters())
+
+
+def test_a_checkpoint_of_a_gpu_loads_where_there_is_none(tmp_path, monkeypatch):
+    config = {"train_micro_batch_size_per_gpu": 2, "train_batch_size": 2,
+              "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}}}
+
+    def engine():
+        return spillway.torch.initialize(model=torch.nn.Linear(4, 4), config=config)[0]
+
+    first = engine()
+    given = {"queue": torch.arange(6.0), "nested": [torch.ones(2, dtype=torch.bfloat16)]}
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.serialization, "location_tag", lambda _: "cuda:3")
+        first.save_checkpoint(tmp_path, client_state=given)
+        torch.save(given, tmp_path / "reference")
+    if torch.cuda.device_count() < 4:
+        with pytest.raises(RuntimeError, match="CUDA"):
+            torch.load(tmp_path / "reference")
+    second = engine()
+    _, found = second.load_checkpoint(tmp_path)
+    assert torch.equal(found["queue"], given["queue"]) and found["queue"].device.type == "cpu"
+    assert torch.equal(found["nested"][0], given["nested"][0])
+    assert equal(second.module.parameters(), first.module.parameters())

@@ -116,7 +116,7 @@ void EmbeddedTrainer::take_values(std::uint32_t parameter, const offload::Extern
                                   TakenValues which) {
   static_cast<void>(parts_->range(parameter));
   parts_->deferred.check_waited(parameter);
-  parts_->park();
+  parts_->rest();
   parts_->state.take_values(parameter, writers, which);
 }
 
@@ -257,7 +257,7 @@ void EmbeddedTrainer::set_updates(std::uint64_t updates) {
 void EmbeddedTrainer::read_state(std::uint32_t parameter, std::span<float> master,
                                  std::span<float> m, std::span<float> v) {
   check_counts(*parts_, parameter, {master.size(), m.size(), v.size()});
-  parts_->park();
+  parts_->rest();
   parts_->state.read(parameter, {.master = master, .m = m, .v = v});
 }
 

@@ -21,7 +21,6 @@ namespace {
 constexpr std::uint64_t kBlockParameters = 8u << 20;
 /// Staging buffers of tiles that live on disk: one is read, one updated and two written.
 constexpr std::uint32_t kStagedTiles = 4;
-constexpr std::uint32_t kMostSlots = 3;
 /// Frozen tensors begin on multiples of as many bytes, as parameters do.
 constexpr std::uint64_t kFrozenAlignment = 64;
 
@@ -203,7 +202,7 @@ std::uint32_t parameter_slots(const EmbeddedOptions& options, const EmbeddedLayo
   if (layout.units() == 0) return 0;
   const std::uint64_t room = (*options.device_memory - resident) / largest;
   return static_cast<std::uint32_t>(
-      std::min({room, std::uint64_t{layout.units()}, std::uint64_t{kMostSlots}}));
+      std::min({room, std::uint64_t{layout.units()}, std::uint64_t{kMostUnitSlots}}));
 }
 
 }  // namespace

@@ -372,6 +372,7 @@ void add_state(nb::class_<Trainer>& trainer) {
 void add_trainer(nb::module_& module) {
   add_trainer_options(module);
   module.attr("leaf_parameters") = kLeafParameters;
+  module.attr("most_unit_slots") = engine::kMostUnitSlots;
   // Arrays are `object` in signatures: tensors of PyTorch, numpy and JAX have no type in common.
   module.def(
       "norm_of",

@@ -101,7 +101,8 @@ def keep_untrained(model: torch.nn.Module) -> None:
     """Keeps the parameters of an offloaded model as frozen ones."""
     streaming = model._spillway_streaming
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    anchor = torch.nn.Parameter(torch.zeros(1))  # whose optimizer keeps what is frozen beside it
+    # Its optimizer keeps what is frozen beside it.
+    anchor = torch.nn.Parameter(torch.zeros(1, device="cpu"))
     anchor._spillway_streaming = (streaming, None)
     model.requires_grad_(False)
     try:

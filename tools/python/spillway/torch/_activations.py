@@ -44,7 +44,7 @@ class HostMemory:
                     f"needed, and activation_memory is {self.limit}; give more, use smaller "
                     "batches, or recompute blocks (torch.utils.checkpoint)")
             free = self._free[size] = [pinned_memory(size, device) if device.type == "cuda"
-                                       else torch.empty(size, dtype=torch.uint8)]
+                                       else torch.empty(size, dtype=torch.uint8, device="cpu")]
             self._held += size
         self.used += size
         self.most = max(self.most, self.used)

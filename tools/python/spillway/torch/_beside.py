@@ -7,13 +7,14 @@ import weakref
 import torch
 
 from spillway.errors import InvalidArgumentError
-from spillway.torch._registered import Others, Registered, check_memory, name_of
+from spillway.torch._registered import Others, Registered, check_memory, names_of
+from spillway.torch._taken_data import is_plain
 
 
 def _of_program() -> list[weakref.ref]:
     """Finds the plain parameters of all models in the process, which takes a while."""
     return [weakref.ref(each) for each in gc.get_objects()
-            if type(each) is torch.nn.Parameter and each.layout == torch.strided]
+            if is_plain(each) and each.layout == torch.strided]
 
 
 class Beside:
@@ -42,8 +43,8 @@ class Beside:
 
     def _others(self) -> list[Others]:
         groups = self._optimizer().param_groups
-        known = [(parameter, name_of(group, number, place)) for number, group in enumerate(groups)
-                 for place, parameter in enumerate(group["params"])]
+        known = [(parameter, name) for group, names in zip(groups, names_of(groups), strict=True)
+                 for parameter, name in zip(group["params"], names, strict=True)]
         seen = {id(parameter) for parameter, _ in known}
         found = [parameter for each in self._found if (parameter := each()) is not None]
         return known + [(parameter, "a parameter that is not in the optimizer")

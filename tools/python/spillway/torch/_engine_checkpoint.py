@@ -41,12 +41,13 @@ def _write(document: Mapping[str, Any], path: str) -> None:
 
 
 def read(path: str, weights_only: bool, mapped: bool = False) -> Any:
-    """Reads a file that `_write` wrote; torch does not say which one it cannot read. Tensors of one
-    that is `mapped` stay in it until they are used, also those that were a GPU's."""
+    """Reads a file that `_write` wrote; torch does not say which one it cannot read. Tensors are on
+    the CPU, also those that were a GPU's, which this machine may lack; those of one that is
+    `mapped` stay in it until they are used."""
     try:
         with open(path, "rb") as file:
             return torch.load(path if mapped else file, weights_only=weights_only, mmap=mapped,
-                              map_location="cpu" if mapped else None)
+                              map_location="cpu")
     except (EOFError, KeyError, OSError, RuntimeError, ValueError, pickle.UnpicklingError) as error:
         if isinstance(error, OSError) and error.errno != errno.EINVAL:  # of a place before a file
             raise IoError(f"{path} cannot be read: {error.strerror}", error.errno or 0) from error

@@ -6,7 +6,7 @@ import os
 import pathlib
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -60,6 +60,11 @@ def _opened(text: str) -> dict[str, Any]:
     if not isinstance(groups, list) or not all(isinstance(group, dict) for group in groups):
         raise ValueError("its groups are no list of objects")
     return document
+
+
+def parameters_of(groups: Iterable[Mapping[str, Any]]) -> list[Any]:
+    """Returns the parameters of all groups, or the numbers that a state has in their places."""
+    return [each for group in groups for each in group["params"]]
 
 
 class WithGroups(WithLifetime):

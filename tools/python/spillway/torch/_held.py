@@ -40,6 +40,7 @@ class Held(HeldMemory):
         """Leaves in `grad` what notes there how the program uses gradients that are handed over.
         `beside`: parameters that must have memory of their own."""
         self._uses, self._beside = uses, beside
+        self.watch_data()
 
     def has_gradients(self) -> bool:
         """Whether gradients of a step were handed over."""
@@ -64,12 +65,14 @@ class Held(HeldMemory):
                 torch.autograd.graph.increment_version(self._parameters[index])
                 if not written:
                     self._versions[index] += 1
+        self._note_new_values()
 
     def hook(self, index: int) -> Any:
         """Makes autograd hand the gradient of a parameter over as soon as it is whole; returns the
         handle that ends that."""
         alive = weakref.ref(self)  # a parameter may outlive its optimizer
 
+        @torch._disable_dynamo
         def take(parameter: torch.Tensor) -> None:
             if (held := alive()) is not None:
                 held._take(index)
@@ -150,7 +153,7 @@ class Held(HeldMemory):
             raise NotSupportedError(f"the gradient of {self.entries[index].name} is sparse; use "
                                     "sparse=False in the layer that has it")
         if not self._any_received:
-            self.take_writes()
+            self.notice_writes()
             self._any_received = True
         if left is not None and left.factor != 1:
             self.apply_factors()

@@ -15,6 +15,7 @@ from spillway.torch._registered import (
     may_be_shared,
     references_of,
 )
+from spillway.torch._taken_data import data_of, fingerprint, unwatch, watch
 
 _version_of = operator.attrgetter("_version")
 
@@ -22,8 +23,11 @@ _version_of = operator.attrgetter("_version")
 class HeldMemory:
     """Holds parameters in memory that is ours, the first `trained` of which are trained.
 
-    A class that is made of it says where values go that the program writes (`_take_values`).
+    A class that is made of it says where values go that the program writes (`_take_values`), and
+    which writes its updates do not see (`_hides_writes`).
     """
+
+    _defers = False  # updates run while the program goes on
 
     def __init__(self, entries: list[Registered], trained: int) -> None:
         self.entries = entries
@@ -33,8 +37,9 @@ class HeldMemory:
         self.writes: list[int] = [0] * len(entries)  # of the program that were noticed
         self._untaken: set[int] = set()   # that were written, and whose masters do not follow yet
         self._passes_are_old = False      # values were written since a pass was told of it
+        # Fingerprints of what the program has taken as `data`, by parameter and address.
+        self._taken: dict[tuple[int, int], torch.Tensor] = {}
         self._beside: Beside | None = None
-        self._any_received = False        # gradients of a step, which has to come first
 
     def trained_entries(self) -> list[Registered]:
         """Returns those that get gradients."""
@@ -62,7 +67,46 @@ class HeldMemory:
 
     def release(self) -> None:
         """Lets go of the memory: parameters keep theirs."""
+        unwatch(self._parameters)
+        self._taken.clear()
         self._memory = []
+
+    def _hides_writes(self, index: int) -> bool:
+        """Whether an update does not see what is written through `data` of a parameter."""
+        raise NotImplementedError
+
+    def watch_data(self) -> None:
+        """Begins to notice what is written there."""
+        watch([(index, parameter) for index, parameter in enumerate(self._parameters)
+               if self._hides_writes(index)], self)
+
+    def note_taken(self, index: int) -> None:
+        """Notes that the program has `data` of a parameter, and may write it."""
+        place = index, self._addresses[index]
+        if place not in self._taken and not self.is_written(index):
+            self._taken[place] = fingerprint(self._memory[index])
+
+    def notice_taken(self, index: int) -> None:
+        """Notices what was written through `data` of a parameter where it is now."""
+        place = index, self._addresses[index]
+        if (before := self._taken.pop(place, None)) is None or self.is_written(index):
+            return
+        now = fingerprint(self._memory[index])
+        if not torch.equal(before, now):
+            self._note(index)
+        if self._is_kept(index):
+            self._taken[place] = now
+
+    def _is_kept(self, index: int) -> bool:
+        """Whether the program has a tensor in the memory of a parameter."""
+        return references_of(self._memory[index]) > self._references[index]
+
+    def _note_new_values(self) -> None:
+        """Notes that an update has written parameters."""
+        kept = set() if self._defers else {index for index, _ in self._taken
+                                           if self._is_kept(index)}
+        self._taken = {(index, self._addresses[index]): fingerprint(self._memory[index])
+                       for index in kept}
 
     def _take_values(self, index: int, changed: bool) -> None:
         """Makes the master of a parameter what the parameter is, or with `changed` only where it
@@ -71,25 +115,23 @@ class HeldMemory:
 
     def take_values(self, index: int) -> None:
         """Makes the master of a parameter what the parameter is."""
-        if self._any_received:  # before anything is noted
-            raise InvalidArgumentError(
-                f"values_changed of {self.entries[index].name} between a backward pass and its "
-                "step(): call it after step(), or call zero_grad() before it and run backward "
-                "again")
         self._check_written([index])
         self._take_back(index)
         self._note(index)
         self._take_values(index, changed=False)
         self._untaken.discard(index)
 
-    def swap(self, index: int, memory: torch.Tensor) -> torch.Tensor:
+    def swap(self, index: int, memory: torch.Tensor, writes: int | None = None) -> torch.Tensor:
         """Makes `data` of a parameter refer to `memory`; returns what it referred to. What the
-        program has written since the last swap goes along."""
+        program has written since there were as many `writes`, or nobody has noticed, goes along."""
+        writes = self.writes[index] if writes is None else writes
+        self.notice_taken(index)
         if self.is_written(index):
             self._check_written([index])
             self._check_place(index)
-            memory.copy_(self._parameters[index].data)
             self._note(index)
+        if self.writes[index] > writes:
+            memory.copy_(data_of(self._parameters[index]))
         before, self._memory[index] = self._memory[index], memory
         self._addresses[index] = memory.data_ptr()
         self._point(index)
@@ -111,10 +153,14 @@ class HeldMemory:
         self._untaken.add(index)
         self._passes_are_old = True
 
-    def notice_writes(self) -> bool:
+    def notice_writes(self, unit: int | None = None) -> bool:
         """Notices what the program has written into parameters: load_state_dict, an operation in
-        place, or another tensor as `data`. Their values are in our memory then, and masters follow
-        with `take_writes`. Returns whether values were written since it returned that last."""
+        place, or another tensor as `data`; through `data` into those of a unit, or into all. Their
+        values are in our memory then, and masters follow with `take_writes`. Returns whether values
+        were written since it returned that last."""
+        for index, _ in list(self._taken):
+            if unit is None or self.entries[index].unit == unit:
+                self.notice_taken(index)
         # Nothing is written in most steps, and these lists show that with few calls. They need no
         # update that runs.
         with torch._C.DisableTorchFunctionSubclass():
@@ -126,17 +172,13 @@ class HeldMemory:
             for index in written:
                 self._take_back(index)
                 self._note(index)
-        if self._untaken and self._any_received:
-            raise InvalidArgumentError(
-                f"{self.entries[min(self._untaken)].name} was written between a backward pass and "
-                "its step(); write parameters after step(), or call zero_grad() and run backward "
-                "again")
         old, self._passes_are_old = self._passes_are_old, False
         return old
 
     def take_writes(self) -> bool:
-        """Does that, and makes masters follow: of elements that do not round to what is there, so
-        that values which are changed for a while and changed back lose nothing."""
+        """Does that, and makes masters follow, before they are used: of elements that do not round
+        to what is there, so that values which are changed for a while and changed back lose
+        nothing, be it between a backward pass and its step."""
         old = self.notice_writes()
         for index in sorted(self._untaken):
             self.take_write(index)
@@ -144,6 +186,7 @@ class HeldMemory:
 
     def take_write(self, index: int) -> None:
         """Makes the master of one parameter follow, if the program has written it."""
+        self.notice_taken(index)
         if self.is_written(index):
             self._check_written([index])
             self._take_back(index)
@@ -192,7 +235,7 @@ class HeldMemory:
         parameter, memory = self._parameters[index], self._memory[index]
         if parameter.data_ptr() != memory.data_ptr():
             self._check_aliases(index)
-            memory.copy_(parameter.data)
+            memory.copy_(data_of(parameter))
         self._point(index)
 
     def _check_aliases(self, index: int) -> None:

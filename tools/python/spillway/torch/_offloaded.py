@@ -19,7 +19,7 @@ from spillway.torch._partition import Partition
 from spillway.torch._ranks import Ranks
 from spillway.torch._rounds import Rounds
 from spillway.torch._shard import Shard
-from spillway.torch._state import StateElsewhere
+from spillway.torch._state_elsewhere import StateElsewhere
 from spillway.torch._steps import WithSteps
 from spillway.torch.streaming import unit_of
 
@@ -251,8 +251,8 @@ class OffloadedOptimizer(WithSteps):
         return shards
 
     def values_changed(self, parameter: torch.Tensor) -> None:
-        """Makes the master of a parameter what its values are: needed after writes in place through
-        `parameter.data` on a GPU and in an offloaded model. A step notices others."""
+        """Makes the master of a parameter exactly what its values are, in state formats that would
+        keep lower bits, too. Without it a step takes what was written and nothing else."""
         self._end_passes()
         shard, index = self._places[parameter]
         shard.notice_drops()

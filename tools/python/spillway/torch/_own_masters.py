@@ -22,6 +22,7 @@ from spillway._load import native
 from spillway.errors import (CorruptDataError, Error, InvalidArgumentError, IoError,
                              NotSupportedError)
 from spillway.torch._registered import DTYPES
+from spillway.torch._shard import in_memory
 
 NAMES = "names.json"  #: of a checkpoint's folder: by parameter, the name of its state
 _DESCRIPTION = "parameters.json"
@@ -71,7 +72,7 @@ class _Part:
         """Returns the masters of a parameter."""
         if self._trainer is None:
             self._trainer = self._made()
-        values = torch.empty(self.parameters[number][1])
+        values = in_memory(self.parameters[number][1])
         self._trainer.read_state(number, values, None, None)
         return values
 
@@ -86,7 +87,7 @@ class _Part:
                 group.optimizer = kind
             # What it is made with, which the state then replaces, takes no memory for each.
             zeros = torch.zeros(max(elements for _, elements, _ in self.parameters),
-                                dtype=self.dtype)
+                                dtype=self.dtype, device="cpu")
             trainer = native.Trainer(options, [(name, group, zeros[:elements], None)
                                                for name, elements, group in self.parameters])
             trainer.load(self._folder)

@@ -13,7 +13,7 @@ from spillway.torch._pending import make_pending, make_settled, register
 from spillway.torch._ranks import COMPLETES, READS, WAITS
 from spillway.torch._registered import Registered
 from spillway.torch._rounds import Bucket, Rounds, make_buckets
-from spillway.torch._shard import Shard
+from spillway.torch._shard import Shard, in_memory
 from spillway.torch._shared_gradients import Piece, SharedGradients
 
 
@@ -219,6 +219,9 @@ class Partition(SharedGradients):
             self._own.entries[own].parameter.data.copy_(bucket.memory[start:end])
         return own
 
+    def _hides_writes(self, index: int) -> bool:
+        return self._parameters[index].device.type != "cpu"
+
     def _take_back(self, index: int) -> None:
         self.wait(index)
         super()._take_back(index)
@@ -241,10 +244,10 @@ class Partition(SharedGradients):
         cuts = self._cuts(index)
         longest = max(end - start for start, end in cuts)
         start, end = cuts[self._ranks.rank]
-        mine = torch.zeros(3, longest)
+        mine = in_memory(3 * longest).zero_().view(3, longest)
         wanted = (master, m, v)
         if start < end:
-            read = self._own.read(self._number_of[index], *wanted, torch.empty)
+            read = self._own.read(self._number_of[index], *wanted, in_memory)
             for row, values in zip(mine, read, strict=True):
                 if values is not None:
                     row[:end - start] = values

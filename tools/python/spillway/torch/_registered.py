@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from spillway.errors import InvalidArgumentError, NotSupportedError
+from spillway.torch._taken_data import data_of
 
 DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
@@ -50,8 +51,8 @@ def check_frozen(registered: Registered) -> None:
         raise NotSupportedError(
             f"{name} is sharded by FSDP or is a DTensor: leave the wrapper out, and give the "
             "optimizer process_group=torch.distributed.group.WORLD, so that it shards the state")
-    if parameter.layout != torch.strided or type(parameter.data) is not torch.Tensor:
-        raise NotSupportedError(f"{name} is a {type(parameter.data).__name__} with layout "
+    if parameter.layout != torch.strided or type(data_of(parameter)) is not torch.Tensor:
+        raise NotSupportedError(f"{name} is a {type(data_of(parameter)).__name__} with layout "
                                 f"{parameter.layout}; it must be a plain dense tensor")
     reach = 1 + sum((size - 1) * step for size, step in
                     zip(parameter.shape, parameter.stride(), strict=True))
@@ -61,10 +62,19 @@ def check_frozen(registered: Registered) -> None:
             "and would be updated apart: make the nn.Parameter of a contiguous tensor")
 
 
-def name_of(group: dict[str, Any], number: int, place: int) -> str:
-    """Returns what errors call a parameter of a group of that number."""
-    names = group.get("param_names")
-    return names[place] if names else f"parameter {place} of group {number}"
+def names_of(groups: list[dict[str, Any]]) -> list[list[str]]:
+    """Returns what errors and checkpoints call the parameters of groups. Names of the program are
+    those of modules, perhaps of several: a later one of the same name has its place behind it."""
+    seen: set[str] = set()
+    names: list[list[str]] = []
+    for number, group in enumerate(groups):
+        names.append([])
+        for place in range(len(group["params"])):
+            where = f"parameter {place} of group {number}"
+            name = group["param_names"][place] if group.get("param_names") else where
+            names[-1].append(f"{name} ({where})" if name in seen else name)
+            seen.add(name)
+    return names
 
 
 def references_of(tensor: torch.Tensor) -> int:

@@ -20,7 +20,7 @@ from spillway.torch._registered import (
     check_parameter,
     check_unshared,
     may_be_shared,
-    name_of,
+    names_of,
 )
 from spillway.torch._rounds import Rounds
 from spillway.torch._shard import Shard
@@ -41,7 +41,8 @@ class WithRegistration(WithState):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a group of parameters, also after steps; they begin with empty state."""
         self._check_registered()
-        self._check_group(param_group)
+        if isinstance(param_group, dict):  # torch refuses what is none
+            self._check_group(param_group)
         with self._all_or_none():
             super().add_param_group(param_group)
             group = len(self.param_groups) - 1
@@ -55,17 +56,20 @@ class WithRegistration(WithState):
         """Moves parameters that need gradients and are not here yet into trainers."""
         new: dict[tuple[torch.dtype, torch.device], list[Registered]] = defaultdict(list)
         still_absent = []
+        names: list[list[str]] = []
         for group, number in self._absent:
             parameter = self.param_groups[group]["params"][number]
-            if torch.nn.parameter.is_lazy(parameter):
-                raise NotSupportedError(
-                    f"{name_of(self.param_groups[group], group, number)} has no shape yet, as that "
-                    "of a lazy layer: run a forward pass before you make the optimizer")
-            if (parameter in self._places or not parameter.requires_grad
-                    or not parameter.numel()):
+            is_lazy = torch.nn.parameter.is_lazy(parameter)
+            if not is_lazy and (parameter in self._places or not parameter.requires_grad
+                                or not parameter.numel()):
                 still_absent.append((group, number))
                 continue
-            name = name_of(self.param_groups[group], group, number)
+            names = names or names_of(self.param_groups)
+            name = names[group][number]
+            if is_lazy:
+                raise NotSupportedError(
+                    f"{name} has no shape yet, as that of a lazy layer: run a forward pass before "
+                    "you make the optimizer")
             entry = Registered(parameter, group, name, unit_of(parameter))
             check_parameter(entry)
             if self._ranks is None:  # those of ranks begin with values of the first one anyway
@@ -79,6 +83,12 @@ class WithRegistration(WithState):
             new[parameter.dtype, place_of(parameter)].append(entry)
         if not new:
             return
+        with torch.inference_mode(False):  # else no backward pass could use their memory
+            self._take_new(new)
+        self._absent = still_absent
+
+    def _take_new(self, new: dict[tuple[torch.dtype, torch.device], list[Registered]]) -> None:
+        """Makes trainers for parameters of these types and devices."""
         come = [entry for entries in new.values() for entry in entries]
         if any(may_be_shared(entry.parameter) for entry in come):
             self._beside.check(come, come=True)
@@ -89,7 +99,16 @@ class WithRegistration(WithState):
             hold(self, [entry.parameter for entries in new.values() for entry in entries])
             for (_, place), entries in new.items():
                 self._add_shard(entries, place)
-        self._absent = still_absent
+
+    def _check_absent(self) -> None:
+        """Raises for a gradient of a frozen parameter, which torch's optimizers would take."""
+        for group, number in self._absent:
+            parameter = self.param_groups[group]["params"][number]
+            if parameter.grad is not None and parameter.numel() and parameter not in self._places:
+                raise InvalidArgumentError(
+                    f"{names_of(self.param_groups)[group][number]} has a gradient, and needs none "
+                    "(requires_grad is False), so that it has no state: set requires_grad=True, or "
+                    "its grad to None")
 
     def _add_shard(self, entries: list[Registered], place: torch.device) -> None:
         hyperparameters = {entry.group: self._hyperparameters(entry.group, 0) for entry in entries}

@@ -18,8 +18,8 @@ from spillway.torch._uncut import uncut
 
 
 def in_memory(elements: int) -> torch.Tensor:
-    """Returns fp32 elements."""
-    return torch.empty(elements, dtype=torch.float32)
+    """Returns fp32 elements, whatever the program has made torch's default of types and devices."""
+    return torch.empty(elements, dtype=torch.float32, device="cpu")
 
 
 class Shard(Held):
@@ -43,9 +43,9 @@ class Shard(Held):
         self.entered: int | None = None  # the unit that is on the device
         self.is_released: bool = False  # the device's memory is free
         streams = any(entry.unit is not None for entry in self.entries)
-        self._on_device = [  # unless it is free
+        self._on_device = dict.fromkeys(  # in their order, unless it is free
             index for index, entry in enumerate(self.entries)
-            if entry.unit is None and (streams or place.type != "cpu")]
+            if entry.unit is None and (streams or place.type != "cpu"))
         self._device = device_of(place)
         self._device.configure(options)
         options.freed_values = freed_values(self._parameters, place)
@@ -195,7 +195,7 @@ class Shard(Held):
     def gradient_norm(self, index: int) -> float:
         """Returns the L2 norm of that sum, as the update computes it."""
         sums = self.leaf_sums()[self._leaves[index]:self._leaves[index + 1]]
-        return native.norm_of(torch.tensor(sums, dtype=torch.float64),
+        return native.norm_of(torch.tensor(sums, dtype=torch.float64, device="cpu"),
                               [self._parameters[index].numel()])
 
     def leaf_sums(self) -> list[float]:
@@ -298,8 +298,12 @@ class Shard(Held):
         self.wait(index)
         super()._take_back(index)
 
+    def _hides_writes(self, index: int) -> bool:
+        return self.entries[index].unit is not None or index in self._on_device
+
     def _take_values(self, index: int, changed: bool) -> None:
-        if index < self._trained:
+        # What changed in host memory, the trainer finds whenever it uses the master.
+        if index < self._trained and (index in self._on_device or not changed):
             self.trainer.take_values(index, self._device.stream(), changed)
 
     def read(self, index: int, master: bool, m: bool, v: bool,

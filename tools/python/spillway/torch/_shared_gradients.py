@@ -128,7 +128,7 @@ class SharedGradients(Held):
         self._agree(READS_GRADIENT, index)
         cuts = self._cuts(index)
         start, end = cuts[self._ranks.rank]
-        mine = torch.zeros(max(end - start for start, end in cuts))
+        mine = in_memory(max(end - start for start, end in cuts)).zero_()
         if start < end:
             mine[:end - start] = self._own.gradient(self._number_of[index])
         whole = self._whole(index, self._ranks.all_of(mine), cuts, in_memory)
@@ -207,7 +207,7 @@ class SharedGradients(Held):
             mine += [next(sums) for _ in range(count)]
             ends.append(ends[-1] + bucket.part // native.leaf_parameters)
             mine += [0.0] * (ends[-1] - len(mine))
-        every = self._ranks.all_of(torch.tensor(mine, dtype=torch.float64))
+        every = self._ranks.all_of(torch.tensor(mine, dtype=torch.float64, device="cpu"))
         return torch.cat([
             every[:, start:end].reshape(-1)[:bucket.leaves]
             for bucket, start, end in zip(self._buckets, ends, ends[1:], strict=False)])

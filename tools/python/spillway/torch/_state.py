@@ -6,7 +6,6 @@ import errno
 import functools
 import os
 import tempfile
-import weakref
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterator, Mapping, MutableMapping
 from typing import Any
@@ -21,9 +20,10 @@ from spillway.errors import (
     IoError,
     NotSupportedError,
 )
-from spillway.torch._groups import MUST_BE_OFF, WithGroups
+from spillway.torch._groups import MUST_BE_OFF, WithGroups, parameters_of
 from spillway.torch._ranks import LOADS, Ranks
 from spillway.torch._shard import Shard, in_memory
+from spillway.torch._state_elsewhere import StateElsewhere
 
 _LEFT_OUT = "state_left_out"  # in a state_dict of hyperparameters alone
 
@@ -34,7 +34,8 @@ def _in_file(folder: str, elements: int) -> torch.Tensor:
     descriptor, path = tempfile.mkstemp(prefix="state-dict-", dir=folder)
     try:
         os.posix_fallocate(descriptor, 0, size)  # a mapped page without a block ends the process
-        return torch.from_file(path, shared=True, size=elements, dtype=torch.float32)
+        return torch.from_file(path, shared=True, size=elements, dtype=torch.float32,
+                               device="cpu")
     except OSError as error:
         raise IoError(f"{folder} has no room for {size} bytes more of a state_dict "
                       f"({error.strerror}): free some, or use save(folder)",
@@ -45,64 +46,6 @@ def _in_file(folder: str, elements: int) -> torch.Tensor:
     finally:
         os.close(descriptor)
         os.unlink(path)
-
-
-class EntryElsewhere:
-    """What `optimizer.state` has for a parameter. Whoever looks into it gets an error; Lightning,
-    which moves what it finds in entries to its device and puts them back, finds nothing."""
-
-    def __getattr__(self, name: str) -> Any:
-        raise StateElsewhere.refusal()
-
-    def _refuse(self, *_: Any) -> Any:
-        raise StateElsewhere.refusal()
-
-    __getitem__ = __setitem__ = __delitem__ = __iter__ = __len__ = _refuse
-
-
-class StateElsewhere(MutableMapping):
-    """What `optimizer.state` is: it has the parameters with state, and refuses their entries."""
-
-    def __init__(self, optimizer: WithState) -> None:
-        self._optimizer = weakref.ref(optimizer)
-
-    def __iter__(self) -> Iterator[torch.Tensor]:
-        optimizer = self._optimizer()
-        return iter([parameter for parameter, (shard, index) in optimizer._places.items()
-                     if shard.updates(index) > 0])
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
-
-    def __contains__(self, parameter: object) -> bool:
-        optimizer = self._optimizer()
-        if not isinstance(parameter, torch.Tensor) or parameter not in optimizer._places:
-            return False
-        shard, index = optimizer._places[parameter]
-        return shard.updates(index) > 0
-
-    def __getitem__(self, parameter: torch.Tensor) -> Any:
-        if parameter not in self:
-            raise self.refusal()  # where torch's would make an entry
-        return _ENTRY
-
-    def __setitem__(self, parameter: torch.Tensor, state: Any) -> None:
-        if state is not _ENTRY or parameter not in self:
-            raise self.refusal()
-
-    def __delitem__(self, parameter: torch.Tensor) -> None:
-        raise self.refusal()
-
-    @staticmethod
-    def refusal() -> NotSupportedError:
-        """Returns the error that whoever reads or changes an entry gets."""
-        return NotSupportedError(
-            "optimizer.state has no entries here, for the state is in memory of the optimizer, "
-            "which nothing done to them would change: read optimizer.state_dict(), change what it "
-            "has and give it to optimizer.load_state_dict(); one whose \"state\" is {} resets all")
-
-
-_ENTRY = EntryElsewhere()
 
 
 class WithState(WithGroups):
@@ -138,7 +81,7 @@ class WithState(WithGroups):
                                   "v" in self.state_names, allocate)
         state = {}
         if self.counts_steps:
-            state["step"] = torch.tensor(float(shard.updates(index)))
+            state["step"] = torch.tensor(float(shard.updates(index)), device="cpu")
         for moment, tensor in (("m", m), ("v", v)):
             if moment in self.state_names:
                 state[self.state_names[moment]] = tensor
@@ -275,14 +218,19 @@ class WithState(WithGroups):
         """Returns the state, and the number of steps, of each parameter whose state is to
         be set. Raises for a state that cannot be loaded, and has changed nothing then."""
         self._check_saved_groups(state_dict["param_groups"])
-        numbered = [parameter for group in self.param_groups for parameter in group["params"]]
+        # A state has numbers of its own, which need not be places.
+        numbered = dict(zip(parameters_of(state_dict["param_groups"]),
+                            parameters_of(self.param_groups), strict=True))
         states, steps = {}, {}
         for number, state in state_dict["state"].items():
-            if not 0 <= number < len(numbered) or numbered[number] not in self._places:
+            if number not in numbered:
+                raise InvalidArgumentError(
+                    f"there is state for parameter {number!r}, which no group of the state has: "
+                    "the keys of its \"state\" are the numbers in \"params\" of its groups")
+            if (parameter := numbered[number]) not in self._places:
                 raise InvalidArgumentError(
                     f"there is state for parameter {number}, which needs no gradient here: set "
                     "requires_grad before you make the optimizer")
-            parameter = numbered[number]
             lacks = [name for name in self.state_names.values() if name not in state]
             if lacks and (state and self.counts_steps):
                 raise InvalidArgumentError(

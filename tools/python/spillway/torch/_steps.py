@@ -39,6 +39,7 @@ class WithSteps(WithRegistration):
 
     loss_scale = cur_scale
 
+    @torch._disable_dynamo  # as torch does with what its optimizers do beside their updates
     def step(self, closure: Callable[[], Any] | None = None, *, divisor: float = 1.0) -> Any:
         """Updates parameters with the gradients of the backward passes since the last step, which
         are divided by `divisor`. A `closure` computes them first; its result is returned.
@@ -107,6 +108,7 @@ class WithSteps(WithRegistration):
         self._end_passes()
         self._check_registered()
         self._register()
+        self._check_absent()
         for shard in self._shards:
             shard.take_home()
             shard.notice_drops()
@@ -169,7 +171,7 @@ class WithSteps(WithRegistration):
         self._clip_next = max_norm
         is_within = max_norm == 0 or norm <= max_norm
         self._keep_clip(1.0 if is_within else max_norm / (norm + 1e-6))
-        return torch.tensor(norm)
+        return torch.tensor(norm, dtype=torch.float32, device="cpu")
 
     def _keep_clip(self, factor: float) -> None:
         """Leaves a clip to the next step, unless the program uses gradients before it, or others

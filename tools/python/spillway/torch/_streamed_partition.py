@@ -17,9 +17,10 @@ from spillway.torch._partition import Partition
 from spillway.torch._ranks import MEETS, REGISTERS, WRITES, checksum
 from spillway.torch._registered import Registered
 from spillway.torch._rounds import Bucket, Rounds
-from spillway.torch._shard import Shard
+from spillway.torch._shard import Shard, in_memory
 
-_UPLOADED_AHEAD = 3  # units: the viewer has three slots at most, one of which was left
+# Units: the viewer has as many slots at most, and the entered unit is in one that another has left.
+_UPLOADED_AHEAD = native.most_unit_slots
 
 
 class StreamedPartition(Partition):
@@ -102,7 +103,7 @@ class StreamedPartition(Partition):
                       [(layout.first_of_units, layout.size - layout.first_of_units)])
         self._place.configure(options)
         with self._place.current():
-            return native.Trainer(options, [("no parameter", 0, torch.zeros(1), None)], [
+            return native.Trainer(options, [("no parameter", 0, in_memory(1).zero_(), None)], [
                 (self.entries[slot.index].name, memory.shared(slot.first, slot.size, torch.uint8),
                  self.entries[slot.index].unit) for slot in layout.slots])
 
@@ -251,13 +252,16 @@ class StreamedPartition(Partition):
 
     # What the program writes.
 
+    def _hides_writes(self, index: int) -> bool:
+        return True
+
     def _note(self, index: int) -> None:
         super()._note(index)
         self._unshared.add(index)
 
-    def notice_writes(self) -> bool:
+    def notice_writes(self, unit: int | None = None) -> bool:
         """Notices what the program has written into parameters, as all ranks do."""
-        old = super().notice_writes()
+        old = super().notice_writes(unit)
         self._share_writes()
         return old
 

@@ -106,7 +106,7 @@ class OffloadedAdagrad(OffloadedOptimizer):
 
     def _first_state(self, group: dict[str, Any], shape: torch.Size) -> torch.Tensor | None:
         value = group["initial_accumulator_value"]
-        return torch.full(shape, value, dtype=torch.float32) if value else None
+        return torch.full(shape, value, dtype=torch.float32, device="cpu") if value else None
 
 
 class OffloadedLion(OffloadedOptimizer):

@@ -159,7 +159,8 @@ class Streaming:
         self._shard: Shard | None = None
         self.until_trained: Any = None  # keeps the parameters until an optimizer trains them
         self._indices: list[list[int]] = []
-        self._kept: list[torch.Tensor] = []  # where those of the entered unit lie otherwise
+        # Where those of the entered unit lie otherwise, and the writes that it was entered after.
+        self._kept: list[tuple[torch.Tensor, int]] = []
         self._uses: list[int] = []  # of their memory on the device before the pass
         self._inside: int | None = None
         self._backward: int | None = None  # the backward pass at whose end the unit is left
@@ -271,8 +272,7 @@ class Streaming:
             self._shard.settle_clip()
         self._shard.apply_factors()  # no gradient can be read while a unit is entered
         self._shard.reopen()
-        # Masters follow before gradients come, and no sooner: an evaluation takes nothing.
-        if self._shard.take_writes() if backward else self._shard.notice_writes():
+        if self._shard.notice_writes(unit):
             self._shard.forget_uploads()
         with uncut():
             self._shard.enter(unit, backward)
@@ -285,7 +285,7 @@ class Streaming:
             for index in self._indices[unit]:
                 memory = self._shard.device_view(index)
                 self._uses.append(references_of(memory))
-                self._kept.append(self._shard.swap(index, memory))
+                self._kept.append((self._shard.swap(index, memory), self._shard.writes[index]))
 
     def leave(self, is_whole: bool = False) -> None:
         """Ends the pass of the unit that was entered last, if it has not ended. Raises if one that
@@ -297,7 +297,7 @@ class Streaming:
             unit = self._inside
             while self._kept:
                 memory.append(self._shard.swap(self._indices[unit][len(self._kept) - 1],
-                                               self._kept[-1]))
+                                               *self._kept[-1]))
                 self._kept.pop()
             self._inside = None
             if self.activations is not None:
@@ -357,6 +357,7 @@ class Streaming:
     def _changes(self, unit: int, place: int) -> tuple[int, int]:
         """Counts the changes of a parameter: writes that the program has made, and updates."""
         shard, index = self._shard, self._indices[unit][place]
+        shard.notice_taken(index)
         updates = shard.trainer.updates if shard.entries[index].parameter.requires_grad else 0
         return shard.writes[index] + shard.is_written(index), updates
 
