@@ -159,6 +159,25 @@ TEST(SimulatorProperty, AccountsForEverySecond) {
   }
 }
 
+TEST(SimulatorProperty, GivesUpExactlyThePlansThatTakeLonger) {
+  std::mt19937_64 random(property_seed());
+  for (int trial = 0; trial < 300; ++trial) {
+    SCOPED_TRACE(trial);
+    const StepPlan plan = random_plan(random, 1 + random() % 200);
+    const MachineProfile profile = random_machine(random);
+    const double seconds = simulate(plan, profile).step_seconds;
+    for (const double share : {1.0, 1 + 1e-12, 1.5}) {
+      const auto prediction = simulate_within(plan, profile, share * seconds);
+      ASSERT_TRUE(prediction.has_value()) << share;
+      EXPECT_EQ(prediction->step_seconds, seconds);
+    }
+    if (seconds == 0) continue;
+    for (const double share : {0.0, 0.5, 0.9, 1 - 1e-12}) {
+      EXPECT_FALSE(simulate_within(plan, profile, share * seconds).has_value()) << share;
+    }
+  }
+}
+
 TEST(Simulator, GivesTheSameBitsEveryTime) {
   std::mt19937_64 random(7);
   const StepPlan plan = random_plan(random, 500);

@@ -13,6 +13,7 @@
 #pragma once
 
 #include <array>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -56,6 +57,12 @@ struct Prediction {
 /// Predicts the plan. Throws `Error{invalid_argument}` if an op depends on itself or on a later op,
 /// names no lane, or uses a rate that the profile lacks.
 [[nodiscard]] Prediction simulate(const StepPlan& plan, const MachineProfile& profile);
+
+/// Predicts a plan whose step takes at most so many seconds; returns nothing for a longer one, as
+/// soon as that is known.
+[[nodiscard]] std::optional<Prediction> simulate_within(const StepPlan& plan,
+                                                        const MachineProfile& profile,
+                                                        double seconds);
 
 /// Predicts the lists of all stages of a pipeline, which begin together; each has a machine of this
 /// profile to itself. A send and its receive start together. Each prediction has the seconds until

@@ -30,6 +30,7 @@ class Draft {
   }
   /// Replaces a block's cut by `cut`.
   void set(std::uint32_t b, const BlockCut& cut) {
+    if (cut == placement_.blocks[b]) return;
     sums_.remove(b, placement_.blocks[b]);
     placement_.blocks[b] = cut;
     sums_.add(b, cut);

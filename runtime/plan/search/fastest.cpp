@@ -145,14 +145,15 @@ class PlacementSearch {
       if (each.least_seconds > to_beat || best_.simulated == end) break;
       builder_.restart(each.placement);
       builder_.training();
-      Prediction prediction = simulate(builder_.plan(), profile_);
+      std::optional<Prediction> prediction = simulate_within(builder_.plan(), profile_, to_beat);
       ++best_.simulated;
-      const double seconds = prediction.step_seconds;
+      if (!prediction) continue;
+      const double seconds = prediction->step_seconds;
       // Among equals, the one that was asked for first is taken.
       const bool earlier = seconds == best_.prediction.step_seconds && each.order < place;
       if (seconds < worthwhile_ && (seconds < best_.prediction.step_seconds || earlier)) {
         best_.placement = std::move(each.placement);
-        best_.prediction = std::move(prediction);
+        best_.prediction = std::move(*prediction);
         request_ = requests[each.order];
         place = each.order;
       }

@@ -78,8 +78,10 @@ void fill(Draft& draft, const Upgrade& upgrade) {
   for (std::uint32_t b = upgrade.end; b-- > 0;) {
     if (refused && alike(b, *refused)) continue;
     const BlockCut cut = draft.block(b);
-    draft.set(b, upgraded(b));
+    const BlockCut better = upgraded(b);
     refused.reset();
+    if (better == cut) continue;
+    draft.set(b, better);
     if (draft.fits(Tier::device)) continue;
     draft.set(b, cut);
     refused = b;

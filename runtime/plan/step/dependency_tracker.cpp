@@ -14,8 +14,10 @@ constexpr bool is_in(std::size_t circumstance, Circumstances when) {
 }  // namespace
 
 void DependencyTracker::clear() {
-  for (auto& pool : uses_) {
-    for (std::vector<Use>& uses : pool) uses.clear();
+  for (PoolUses& pool : uses_) {
+    for (std::vector<Use>& uses : pool.own) uses.clear();
+    std::ranges::fill(pool.group_of, 0);
+    pool.groups.clear();
   }
   ops_.clear();
   orders_.clear();
@@ -28,12 +30,7 @@ std::span<const OpIndex> DependencyTracker::append(const Op& op, std::span<const
   ops_.push_back({.lane = op.lane, .when = performed_in(op), .first = 0, .count = 0});
   orders_.resize(orders_.size() + kCircumstances);
   candidates_.clear();
-  for (const Access& access : accesses) {
-    auto& pool = uses_[static_cast<std::size_t>(access.buffer.pool)];
-    const std::size_t end = std::size_t{access.buffer.first} + access.buffer.count;
-    if (pool.size() < end) pool.resize(end);
-    for (std::size_t b = access.buffer.first; b < end; ++b) use(index, access.writes, pool[b]);
-  }
+  for (const Access& access : accesses) use(index, access);
   if (!std::ranges::is_sorted(candidates_)) std::ranges::sort(candidates_);
   const auto repeated = std::ranges::unique(candidates_);
   candidates_.erase(repeated.begin(), repeated.end());
@@ -56,14 +53,61 @@ std::span<const OpIndex> DependencyTracker::append(const Op& op, std::span<const
   return dependencies_of(index);
 }
 
-/// Notes the use of a buffer, and the earlier uses that it has to wait for.
-void DependencyTracker::use(OpIndex op, bool writes, std::vector<Use>& uses) {
-  const Circumstances when = ops_[op].when;
+/// Notes the use of buffers, and the earlier uses that it has to wait for.
+void DependencyTracker::use(OpIndex op, const Access& access) {
+  const Buffer& buffer = access.buffer;
+  PoolUses& pool = uses_[static_cast<std::size_t>(buffer.pool)];
+  const std::size_t end = std::size_t{buffer.first} + buffer.count;
+  if (pool.own.size() < end) {
+    pool.own.resize(end);
+    pool.group_of.resize(end);
+  }
+  const Use now{.op = op, .when = ops_[op].when, .writes = access.writes};
+  if (buffer.count == 1) {
+    part(pool, buffer.first);
+    static_cast<void>(meet(op, access.writes, pool.own[buffer.first], now.when));
+    note(now, pool.own[buffer.first]);
+    return;
+  }
+  Group& group = group_of(pool, buffer);
+  const Circumstances open = meet(op, access.writes, group.uses, now.when);
+  for (std::size_t b = buffer.first; b < end && open != 0; ++b) {
+    static_cast<void>(meet(op, access.writes, pool.own[b], open));
+  }
+  note(now, group.uses);
+}
+
+/// Returns the group of exactly these buffers.
+DependencyTracker::Group& DependencyTracker::group_of(PoolUses& pool, const Buffer& buffer) {
+  if (const std::uint32_t known = pool.group_of[buffer.first]; known > 0) {
+    Group& group = pool.groups[known - 1];
+    if (group.first == buffer.first && group.count == buffer.count) return group;
+  }
+  for (std::uint32_t i = 0; i < buffer.count; ++i) part(pool, buffer.first + i);
+  pool.groups.push_back({.first = buffer.first, .count = buffer.count});
+  const auto members = std::span(pool.group_of).subspan(buffer.first, buffer.count);
+  std::ranges::fill(members, static_cast<std::uint32_t>(pool.groups.size()));
+  return pool.groups.back();
+}
+
+/// Gives the buffers of a buffer's group, if it is in one, their uses for themselves.
+void DependencyTracker::part(PoolUses& pool, std::uint32_t buffer) {
+  if (pool.group_of[buffer] == 0) return;
+  const Group& group = pool.groups[pool.group_of[buffer] - 1];
+  for (std::uint32_t b = group.first; b < group.first + group.count; ++b) {
+    for (const Use& each : group.uses) note(each, pool.own[b]);
+    pool.group_of[b] = 0;
+  }
+}
+
+/// Adds to the candidates what an op that uses a buffer has to wait for. `open`: the circumstances
+/// in which no later write has been met; returns those in which none of these has been either.
+Circumstances DependencyTracker::meet(OpIndex op, bool writes, const std::vector<Use>& uses,
+                                      Circumstances open) {
   const Lane lane = ops_[op].lane;
-  Circumstances open = when;  // in which no write later than the use at hand has been met
   for (auto earlier = uses.rbegin(); earlier != uses.rend() && open != 0; ++earlier) {
     if (earlier->op == op) {
-      if (earlier->writes) return;  // what it writes it may read as well
+      if (earlier->writes) return 0;  // what it writes it may read as well
       continue;
     }
     // A serial lane orders its ops by itself.
@@ -72,15 +116,24 @@ void DependencyTracker::use(OpIndex op, bool writes, std::vector<Use>& uses) {
       candidates_.push_back(earlier->op);
     }
     if (earlier->writes) open &= static_cast<Circumstances>(~earlier->when);
+    // An earlier reader of the lane has waited for the writes before it.
+    if (!writes && !elsewhere) open &= static_cast<Circumstances>(~earlier->when);
   }
+  return open;
+}
+
+/// Adds a use to those of a buffer, without those that no later op has to wait for.
+void DependencyTracker::note(const Use& use, std::vector<Use>& uses) const {
+  if (!uses.empty() && uses.back().op == use.op && uses.back().writes) return;
+  const Lane lane = ops_[use.op].lane;
   std::erase_if(uses, [&](Use& earlier) {
     // The next write waits for the last reader of a lane, and so for all of them.
-    const bool last_reader =
-        !earlier.writes && earlier.when == when && is_serial(lane) && ops_[earlier.op].lane == lane;
-    if (writes) earlier.when &= static_cast<Circumstances>(~when);
+    const bool last_reader = !earlier.writes && earlier.when == use.when && is_serial(lane) &&
+                             ops_[earlier.op].lane == lane;
+    if (use.writes) earlier.when &= static_cast<Circumstances>(~use.when);
     return earlier.when == 0 || last_reader;
   });
-  uses.push_back({.op = op, .when = when, .writes = writes});
+  uses.push_back(use);
 }
 
 /// Keeps the candidates that nothing else puts before the op, latest first.

@@ -44,7 +44,25 @@ class DependencyTracker {
     std::uint32_t count;
   };
 
-  void use(OpIndex op, bool writes, std::vector<Use>& uses);
+  /// Buffers in a row that ops use together: what a block has by tile. They share a list of uses,
+  /// which follow those that each has by itself.
+  struct Group {
+    std::uint32_t first = 0;
+    std::uint32_t count = 0;
+    std::vector<Use> uses{};
+  };
+  struct PoolUses {
+    std::vector<std::vector<Use>> own;    // by buffer, latest last
+    std::vector<std::uint32_t> group_of;  // by buffer, plus 1; 0: none
+    std::vector<Group> groups;
+  };
+
+  void use(OpIndex op, const Access& access);
+  Group& group_of(PoolUses& pool, const Buffer& buffer);
+  void part(PoolUses& pool, std::uint32_t buffer);
+  [[nodiscard]] Circumstances meet(OpIndex op, bool writes, const std::vector<Use>& uses,
+                                   Circumstances open);
+  void note(const Use& use, std::vector<Use>& uses) const;
   void reduce(OpIndex op, std::size_t circumstance);
   void follow(OpIndex dependency, Order& order, std::size_t circumstance);
   void mark_seen(OpIndex op, OpIndex by, std::size_t circumstance);
@@ -57,7 +75,7 @@ class DependencyTracker {
     return orders_[op * kCircumstances + circumstance];
   }
 
-  std::array<std::vector<std::vector<Use>>, kPoolCount> uses_;  // by pool and buffer, latest last
+  std::array<PoolUses, kPoolCount> uses_;
   std::vector<Placed> ops_;
   std::vector<Order> orders_;  // by op and circumstance
   std::vector<OpIndex> dependencies_;
