@@ -71,9 +71,10 @@ function(spillway_cuda_flags)
 endfunction()
 
 if(NOT SPILLWAY_CUDA STREQUAL "OFF")
-  # sm_100 with PTX, which later devices compile for themselves. sm_80 also serves 86 to 89.
+  # sm_80 also serves 86 to 89, sm_100 also 103, and sm_120 also 121. PTX is that of sm_100, which
+  # all others from there on compile for themselves: sm_110 could not use a later one.
   if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
-    set(CMAKE_CUDA_ARCHITECTURES 80-real 90-real 100)
+    set(CMAKE_CUDA_ARCHITECTURES 80-real 90-real 100 120-real)
   endif()
   spillway_package_folders(package_folders)
   foreach(folder IN LISTS package_folders)

@@ -1,7 +1,9 @@
 // What calibration measures with.
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <set>
+#include <variant>
 
 #include "tests/engine/calibration_fixture.hpp"
 
@@ -26,6 +28,23 @@ TEST_F(CalibrationOfTinyModel, MeasuresProductsOfNumbersThatAreNotZero) {
   };
   EXPECT_GT(calibrate_it().gpu_flops, 0);
   EXPECT_GT(products, 0U);
+}
+
+// One token everywhere would make the gradient of the embedding one long sum.
+TEST_F(CalibrationOfTinyModel, MeasuresTheEmbeddingOfManyTokens) {
+  std::size_t gradients = 0;
+  ops_->on_row = [&](const model::RowOp& op) {
+    const auto* const embedding = std::get_if<model::EmbeddingBackwardOp>(&op);
+    if (embedding == nullptr) return;
+    ++gradients;
+    const auto& tokens = embedding->tokens;
+    const std::set<std::int32_t> different(tokens.address(), tokens.address() + tokens.size());
+    EXPECT_GE(*different.begin(), 0);
+    EXPECT_LT(*different.rbegin(), static_cast<std::int32_t>(config_.vocab_size));
+    EXPECT_GT(2 * different.size(), std::min<std::size_t>(tokens.size(), config_.vocab_size));
+  };
+  EXPECT_GT(calibrate_it().gpu_flops, 0);
+  EXPECT_GT(gradients, 0U);
 }
 
 TEST_F(CalibrationOfTinyModel, RunsOneLayerForAllThatAreAlike) {

@@ -1,4 +1,4 @@
-// ObservedOps: an adaptor around any Ops that tells a test about products and attention.
+// ObservedOps: an adaptor around any Ops that tells a test what is computed.
 #pragma once
 
 #include <functional>
@@ -15,6 +15,7 @@ class ObservedOps final : public model::Ops {
 
   std::function<void(const model::GemmArguments&)> on_gemm = [](const auto&) {};
   std::function<void()> on_attention = [] {};
+  std::function<void(const model::RowOp&)> on_row = [](const auto&) {};
 
   [[nodiscard]] DType compute() const override { return inner_->compute(); }
   void bind_stream(void* native) override { inner_->bind_stream(native); }
@@ -45,7 +46,10 @@ class ObservedOps final : public model::Ops {
                           const model::AttentionBackwardArguments& arguments) override {
     inner_->attention_backward(plan, arguments);
   }
-  void run(const model::RowOp& op) override { inner_->run(op); }
+  void run(const model::RowOp& op) override {
+    on_row(op);
+    inner_->run(op);
+  }
 
  private:
   std::unique_ptr<model::Ops> inner_;

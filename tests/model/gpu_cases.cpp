@@ -1,3 +1,5 @@
+#include <gtest/gtest.h>
+
 #include "tests/model/cuda_test_device.hpp"
 #include "tests/model/ops_cases.hpp"
 

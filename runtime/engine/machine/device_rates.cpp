@@ -20,21 +20,21 @@ namespace {
 using offload::DeviceMemory;
 using offload::PinnedMemory;
 
-/// Touches all memory and fills in valid tokens before measuring. fp32 values are two numbers of a
-/// 16-bit compute type, of which the upper one is all that counts.
-void fill(StepEngine& engine, const NormalNumbers& numbers) {
+/// Touches all memory and fills in tokens of the vocabulary before measuring. fp32 values are two
+/// numbers of a 16-bit compute type, of which the upper one is all that counts.
+void fill(StepEngine& engine, const NormalNumbers& numbers, std::uint32_t vocabulary) {
   for (std::size_t p = 0; p < plan::kPoolCount; ++p) {
     const auto pool = static_cast<plan::PoolKind>(p);
     const std::span<std::byte> host = engine.memory().all_host(pool);
     const offload::DeviceSpan<std::byte> device = engine.memory().all_device(pool);
     if (pool == plan::PoolKind::host_tokens) {
-      std::ranges::fill(host, std::byte{0});
+      write_random_tokens(host, vocabulary);
     } else {
       numbers.fill(host);
     }
     if (pool == plan::PoolKind::workspace || device.empty()) continue;
     if (pool == plan::PoolKind::device_tokens) {
-      numbers.clear(device);
+      numbers.fill_tokens(device, vocabulary);
     } else {
       numbers.fill(device);
     }
@@ -55,7 +55,7 @@ class PassBench {
     StepEngine engine(
         setup_, model_,
         plan::used_by(pass, plan::make_pools(setup_.plan.workload, setup_.plan.placement)));
-    fill(engine, numbers_);
+    fill(engine, numbers_, static_cast<std::uint32_t>(setup_.config.vocab_size));
     const StepDecisions decisions{.loss_gradient_scale = 1};
     engine.actions().follow(decisions);
     const auto executor = engine.prepare(std::move(pass));
