@@ -227,9 +227,14 @@ struct Workload {
   [[nodiscard]] bool sums_gradients() const { return rounds * gradients_of_round() > 1; }
 };
 
+/// Number of micro-batches of a step, of this rank.
+[[nodiscard]] inline std::uint64_t micro_batches_of_step(const Workload& workload) {
+  return std::uint64_t{workload.micro_batches} * workload.rounds;
+}
+
 /// Number of targets of a step, of all ranks.
 [[nodiscard]] inline std::uint64_t tokens_of_step(const Workload& workload) {
-  return workload.tokens * workload.micro_batches * workload.rounds * workload.replicas.count;
+  return workload.tokens * micro_batches_of_step(workload) * workload.replicas.count;
 }
 
 /// FLOPs of FWD-BWD of one micro-batch, nothing recomputed. A head in tiles, or of a tensor group,

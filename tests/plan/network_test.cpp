@@ -2,6 +2,8 @@
 // from the order of collectives by hand, and the choice of how far ahead blocks are gathered.
 #include <gtest/gtest.h>
 
+#include <optional>
+
 #include "runtime/plan/predict/price.hpp"
 #include "runtime/plan/search/fastest.hpp"
 #include "runtime/plan/step/step_builder.hpp"
@@ -112,6 +114,19 @@ PlannedStep fastest(const Workload& workload, const Budgets& budgets,
                     const PlacementRequest& request, double collective) {
   const Placement first = chosen(workload, budgets, request);
   return fastest_placement(workload, budgets, request, machine_with(collective), first);
+}
+
+// What the host updates of several ranks is added up there, whatever the request says.
+TEST(ChosenForRanks, SumRoundsOnTheHostAlone) {
+  for (const Sharding sharding : {Sharding::none, Sharding::state, Sharding::parameters}) {
+    Workload w = even_blocks(sharding);
+    w.rounds = 2;
+    for (const std::optional<bool> sums : {std::optional<bool>(), std::optional(true)}) {
+      for (const BlockCut& cut : chosen(w, kUnlimited, {.sums = sums}).blocks) {
+        EXPECT_EQ(cut.gradients, Tier::host);
+      }
+    }
+  }
 }
 
 TEST(FastestOverANetwork, GathersAsFarAheadAsMakesTheStepShorter) {

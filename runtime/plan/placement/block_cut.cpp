@@ -120,13 +120,16 @@ Cut evaluate_cut(const DataflowGraph& graph, const BlockCut& cut) {
   return evaluate_cut(graph, off_device(graph, cut));
 }
 
+bool device_may_sum(const Workload& workload) {
+  return workload.rounds > 1 && workload.replicas.count == 1;
+}
+
 bool is_admissible(const Workload& workload, const BlockCut& cut) {
   // The device updates parameters where they live, from gradients that are there.
   const bool all_there = cut.resident() && cut.gradients == Tier::device;
   if (cut.state == Tier::device && !all_there) return false;
-  // One round has nothing to add up.
   const bool sums = cut.gradients == Tier::device && cut.state != Tier::device;
-  if (sums && workload.rounds == 1) return false;
+  if (sums && !device_may_sum(workload)) return false;
   // What ranks hold whole is resident; their gradients go to the host.
   if (workload.replicas.count > 1 && cut.gradients == Tier::device) return false;
   if (workload.replicas.count > 1 && !workload.gathers() && !cut.resident()) return false;

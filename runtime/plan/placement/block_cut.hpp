@@ -44,6 +44,10 @@ struct Placement;
 /// Returns the nodes that the cut puts off the device, with what crosses the link.
 [[nodiscard]] Cut evaluate_cut(const DataflowGraph& graph, const BlockCut& cut);
 
+/// Whether the device may add up gradients that the host updates: those of several rounds, of one
+/// replica.
+[[nodiscard]] bool device_may_sum(const Workload& workload);
+
 /// Whether a step has the ops that the cut needs.
 [[nodiscard]] bool is_admissible(const Workload& workload, const BlockCut& cut);
 

@@ -34,7 +34,7 @@ std::uint32_t layers_with(const Workload& workload, const Placement& placement, 
 Bytes in_pages(Bytes bytes) { return Bytes{round_up(bytes.value(), kPageBytes)}; }
 
 ActivationTraffic boundary_traffic(const Workload& workload, const Placement& placement) {
-  const std::uint64_t passes = std::uint64_t{workload.rounds} * workload.micro_batches;
+  const std::uint64_t passes = micro_batches_of_step(workload);
   const std::uint64_t on_disk = layers_with(workload, placement, Tier::nvme);
   const std::uint64_t off_device = layers_with(workload, placement, Tier::host) + on_disk;
   return {.saved = workload.boundary_bytes * (passes * off_device),

@@ -87,9 +87,9 @@ Number in_flight(const Workload& w, const Placement&) { return w.micro_batches_i
 Number in_flight_without_slots(const Workload& w, const Placement& p) {
   return p.boundary_slots > 0 ? 0 : w.micro_batches_in_flight();
 }
-Number passes(const Workload& w, const Placement&) { return Number{w.micro_batches} * w.rounds; }
+Number passes(const Workload& w, const Placement&) { return micro_batches_of_step(w); }
 Number passes_and_begun(const Workload& w, const Placement&) {
-  return Number{w.micro_batches} * (w.rounds + w.stale.begun);
+  return micro_batches_of_step(w) + Number{w.micro_batches} * w.stale.begun;
 }
 Number replicas_of_many(const Workload& w, const Placement&) {
   return w.replicas.count > 1 ? w.replicas.count : 0;
@@ -174,9 +174,7 @@ Bytes leaves(const SizedBuffer& b) {
   return Bytes{b.elements.value() / kLeafParameters * sizeof(double)};
 }
 Bytes loss(const SizedBuffer&) { return Bytes{sizeof(double)}; }
-Bytes losses(const SizedBuffer& b) {
-  return loss(b) * (std::uint64_t{workload_of(b).micro_batches} * workload_of(b).rounds);
-}
+Bytes losses(const SizedBuffer& b) { return loss(b) * micro_batches_of_step(workload_of(b)); }
 /// All of a rank's `host_leaves`.
 Bytes all_leaves(const SizedBuffer& b) {
   Bytes sums = losses(b);

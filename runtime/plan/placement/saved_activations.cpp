@@ -20,7 +20,7 @@ Bytes offloaded_saved_activations(const Workload& workload, const Placement& pla
 }
 
 ActivationTraffic saved_activations_traffic(const Workload& workload, const Placement& placement) {
-  const std::uint64_t passes = std::uint64_t{workload.rounds} * workload.micro_batches;
+  const std::uint64_t passes = micro_batches_of_step(workload);
   ActivationTraffic traffic{.saved = offloaded_saved_activations(workload, placement) * passes,
                             .spilled = {}};
   for (std::uint32_t b = 0; b < workload.blocks.size(); ++b) {

@@ -53,7 +53,7 @@ void add_exchange(LaneWork& work, const Workload& w, std::uint32_t b, bool strea
 /// Adds what the first rank of a tensor group sends to it for a block's passes.
 void add_group(LaneWork& work, const Workload& w, std::uint32_t b) {
   const std::uint32_t layer = w.layer_of(b);
-  const double passes = static_cast<double>(w.rounds) * w.micro_batches;
+  const auto passes = static_cast<double>(micro_batches_of_step(w));
   const bool head = layer == w.head_layer();
   const bool between = layer > 0 && !head;
   constexpr std::uint32_t kFirst = 0;
@@ -108,7 +108,7 @@ LaneWork& LaneWork::operator+=(const LaneWork& other) {
 LaneWork work_of(const Workload& w, const Placement& p, std::uint32_t b) {
   const BlockShape& shape = w.blocks[b];
   const BlockCut& cut = p.blocks[b];
-  const double passes = static_cast<double>(w.rounds) * w.micro_batches;
+  const auto passes = static_cast<double>(micro_batches_of_step(w));
   LaneWork work;
   const std::uint32_t layer = w.layer_of(b);
   if (layer != w.head_layer() &&
@@ -166,7 +166,7 @@ double least_step_seconds(const Workload& workload, const Placement& placement,
                           const MachineProfile& profile) {
   const LaneWork work = work_of_step(workload, placement);
   // Every block but the head runs forward and backward, and each run is an op.
-  const double ops = static_cast<double>(workload.rounds) * workload.micro_batches *
+  const double ops = static_cast<double>(micro_batches_of_step(workload)) *
                      (2 * static_cast<double>(workload.blocks.size()) - 2);
   const double gpu =
       seconds_of(work.flops, profile.gpu_flops) + seconds_of(work.gpu_bytes, profile.gpu_update);

@@ -184,8 +184,8 @@ class Chooser {
     // The same tiles, and no staging buffer larger than the largest of them.
     placement.tile_parameters = tile_parameters_;
     const auto blocks = static_cast<std::uint32_t>(workload_.blocks.size());
-    const bool waits = state == Tier::device || (request_.sums == true && workload_.rounds > 1 &&
-                                                 workload_.replicas.count == 1);
+    const bool waits =
+        state == Tier::device || (request_.sums == true && device_may_sum(workload_));
     placement.blocks.assign(blocks, {.parameters = resident ? Tier::device : Tier::host,
                                      .gradients = waits ? Tier::device : Tier::host,
                                      .state = state,

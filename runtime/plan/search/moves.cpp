@@ -50,7 +50,7 @@ std::vector<Upgrade> upgrades(const PoolSizes& sizes, const PlacementRequest& re
     list.push_back(priced(sizes, request, PoolKind::resident_parameters, blocks,
                           [](BlockCut& cut) { cut.parameters = Tier::device; }));
   }
-  if (!request.sums && sizes.workload().rounds > 1 && sizes.workload().replicas.count == 1) {
+  if (!request.sums && device_may_sum(sizes.workload())) {
     list.push_back(priced(sizes, request, PoolKind::device_sums, blocks,
                           [](BlockCut& cut) { cut.gradients = Tier::device; }));
   }
