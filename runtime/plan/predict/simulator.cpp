@@ -26,7 +26,7 @@ double seconds_of(double amount, double rate, std::string_view field) {
 }
 
 /// Generous bound on the relative error of sums over 10^7 ops in another order, 10^-16 each.
-constexpr double kRounding = 1e-9;
+constexpr double kSumRounding = 1e-9;
 
 /// Two lanes on one resource, and the fraction of its own rate that each keeps while both work.
 struct SharedResource {
@@ -73,7 +73,7 @@ class Simulation {
  public:
   Simulation(std::span<const StepPlan* const> plans, const MachineProfile& profile,
              double limit = std::numeric_limits<double>::infinity())
-      : profile_(profile), shared_(shared_resources(profile)), limit_(limit * (1 + kRounding)) {
+      : profile_(profile), shared_(shared_resources(profile)), limit_(limit * (1 + kSumRounding)) {
     for (const StepPlan* plan : plans) {
       SimulatedRank& rank = ranks_.emplace_back();
       rank.plan = plan;
