@@ -213,7 +213,7 @@ std::string log_of_ends(cuda::Status status) {
     set_log_level(LogLevel::error);
     it.fake->machine().end_status = status;
   }
-  set_log_level(LogLevel::off);
+  set_log_level(LogLevel::warning);
   return ::testing::internal::GetCapturedStderr();
 }
 
