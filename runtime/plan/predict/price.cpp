@@ -9,14 +9,11 @@
 #include "runtime/plan/placement/dataflow_graph.hpp"
 #include "runtime/plan/placement/partition.hpp"
 #include "runtime/plan/placement/saved_activations.hpp"
+#include "runtime/plan/predict/simulator.hpp"
 #include "runtime/plan/step/op_traffic.hpp"
 
 namespace spillway::plan {
 namespace {
-
-/// Generous bound on the relative error of summing in another order than the simulator: 10^7 ops
-/// round by 10^-16 each.
-constexpr double kRounding = 1e-9;
 
 double number(Bytes bytes) { return static_cast<double>(bytes.value()); }
 
@@ -177,7 +174,7 @@ double least_step_seconds(const Workload& workload, const Placement& placement,
        seconds_of(work.net, profile.net) + seconds_of(work.node, node_rate(profile)) +
            seconds_of(work.tensor, tensor_rate(profile)),
        seconds_of(work.read, profile.nvme_read), seconds_of(work.written, profile.nvme_write)});
-  return longest * (1 - kRounding);
+  return longest * (1 - kSumRounding);
 }
 
 }  // namespace spillway::plan

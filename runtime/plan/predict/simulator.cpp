@@ -25,9 +25,6 @@ double seconds_of(double amount, double rate, std::string_view field) {
   return amount / rate;
 }
 
-/// Generous bound on the relative error of sums over 10^7 ops in another order, 10^-16 each.
-constexpr double kSumRounding = 1e-9;
-
 /// Two lanes on one resource, and the fraction of its own rate that each keeps while both work.
 struct SharedResource {
   Lane first;

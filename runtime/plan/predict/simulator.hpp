@@ -54,6 +54,10 @@ struct Prediction {
 /// `Error{invalid_argument}` if the op uses a rate that the profile lacks.
 [[nodiscard]] double work_seconds(const MachineProfile& profile, const Op& op);
 
+/// Generous bound on the relative error of sums of an op's seconds in another order: 10^7 ops round
+/// by 10^-16 each.
+inline constexpr double kSumRounding = 1e-9;
+
 /// Predicts the plan. Throws `Error{invalid_argument}` if an op depends on itself or on a later op,
 /// names no lane, or uses a rate that the profile lacks.
 [[nodiscard]] Prediction simulate(const StepPlan& plan, const MachineProfile& profile);
