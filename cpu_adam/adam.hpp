@@ -65,6 +65,8 @@ struct UpdateScalars {
   Optimizer optimizer;
   std::uint64_t rounding_seed;
   std::uint64_t t;
+
+  bool operator==(const UpdateScalars&) const = default;
 };
 
 /// Scalars of applied update `t`, from 1. `gradient_scale`: inverse loss scale times clip factor.

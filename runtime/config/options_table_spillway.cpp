@@ -56,13 +56,13 @@ void read_decay(ConfigFile& file, const Option& self, Options& options) {
             "decays all parameters, as \"all\" does");
 }
 
-/// Two modes of the design are refused in their own words.
+/// A mode of the design is refused in its own words.
 void read_update(ConfigFile& file, const Option& self, Options& options) {
   const json* const name = file.find(self.path());
-  if (name != nullptr && (*name == "speculative" || *name == "delayed")) {
+  if (name != nullptr && *name == "delayed") {
     file.refuse(ErrorCode::not_supported, self.path(),
                 fmt::format("is {}, which this version does not implement; write auto, deferred "
-                            "or immediate",
+                            "or speculative",
                             shown(*name)));
   }
   read_member<&Options::update>(file, self, options);
@@ -203,6 +203,9 @@ void add_placement(std::vector<Option>& table) {
   Rows rows(table, {.section = kOwn, .part = Part::free});
   rows.member<&Options::update>({"update",
                                  "A block is updated during the next step's forward (`deferred`); "
+                                 "with all state on disk, the last blocks during backward already, "
+                                 "as if nothing were clipped, and once more if something is "
+                                 "(`speculative`, the same bits). `auto` is `deferred`; "
                                  "`immediate` is refused by this version."})
       .read = read_update;
   rows.member<&Options::work_order>({"work_order",

@@ -238,7 +238,8 @@ void TrainLoop::train_step() {
   // Looks at the disk, which may fail: after the step, its line would be lost.
   const bool saves = checkpoints_->due(run_.trainer.state().step + 1);
   if (metrics_ && run_.trainer.cycle().commits().due_next()) metrics_->synchronize();
-  std::span<const StepResult> results = run_.trainer.step(run_.data.train, run_.sampler);
+  std::span<const StepResult> results =
+      run_.trainer.step(run_.data.train, run_.sampler, saves ? Follows::copy : Follows::step);
   uses_.push_back({.exposed = run_.trainer.cycle().last_step().exposed(),
                    .device = run_.trainer.engine().backend().usage(offload::MemoryKind::device),
                    .pinned = run_.trainer.engine().backend().usage(offload::MemoryKind::pinned)});

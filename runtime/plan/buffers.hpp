@@ -116,6 +116,8 @@ enum class ValueKind : std::uint8_t {
 };
 inline constexpr std::size_t kValueKindCount = 20;
 inline constexpr std::uint32_t kLastStep = ~0U;
+/// Age of parameters and state that have an update which is not decided yet.
+inline constexpr std::uint16_t kAhead = 0xffff;
 
 /// How much a rank has of what ranks share out.
 enum class Extent : std::uint8_t {

@@ -138,6 +138,7 @@ std::string to_text(const StepPlan& plan) {
         text_of_accesses(plan, op, /*writes=*/false) + text_of_accesses(plan, op, /*writes=*/true);
     if (op.bytes > Bytes{}) fmt::format_to(std::back_inserter(text), " bytes={}", op.bytes.value());
     if (op.held) text += " held";
+    if (op.speculative) text += " speculative";
     if (op.if_pending) text += " if_pending";
     if (op.dependency_count > 0) {
       fmt::format_to(std::back_inserter(text), " after {}",

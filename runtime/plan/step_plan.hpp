@@ -90,6 +90,8 @@ struct Op {
   /// For a copy of state from the disk: whether the step before leaves the tile in the slot. The
   /// copy reads only where it has not.
   bool held = false;
+  /// Part of an update ahead of its decision, as if nothing were clipped.
+  bool speculative = false;
   bool if_pending = false;  ///< part of the previous step's update: skipped when none is pending
   Bytes bytes;              ///< moved by the op on its lane; of a collective: sent by this rank
   double flops = 0;

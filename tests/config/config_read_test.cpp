@@ -329,12 +329,12 @@ TEST(ConfigRead, TheSpillwaySectionOverridesWhatDeepSpeedsKeysSay) {
   EXPECT_EQ(options_of(R"({"spillway": {"isa": "auto"}})").isa, std::nullopt);
 }
 
-TEST(ConfigRead, UpdateModesToComeAreRefusedByName) {
-  for (const char* const mode : {"speculative", "delayed"}) {
-    const Error error = parse_error(std::string(R"({"spillway": {"update": ")") + mode + "\"}}");
-    EXPECT_EQ(error.code(), ErrorCode::not_supported);
-    EXPECT_THAT(error.what(), HasSubstr(std::string("spillway.update is \"") + mode + "\""));
-  }
+TEST(ConfigRead, AnUpdateModeToComeIsRefusedByName) {
+  const Error error = parse_error(R"({"spillway": {"update": "delayed"}})");
+  EXPECT_EQ(error.code(), ErrorCode::not_supported);
+  EXPECT_THAT(error.what(), HasSubstr("spillway.update is \"delayed\""));
+  EXPECT_EQ(options_of(R"({"spillway": {"update": "speculative"}})").update,
+            UpdateMode::speculative);
   EXPECT_EQ(parse_error(R"({"spillway": {"update": "never"}})").code(),
             ErrorCode::invalid_argument);
 }

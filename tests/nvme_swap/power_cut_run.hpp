@@ -23,7 +23,8 @@ struct PowerCutRun {
   std::string name;
   std::uint32_t slots;
   std::uint64_t commit_every;
-  bool commits_behind;  ///< the next step writes while the commit is in progress
+  bool commits_behind;      ///< the next step writes while the commit is in progress
+  bool speculates = false;  ///< some tiles are written ahead: kept in every other step, else undone
 };
 
 /// Treats a store as a training run does: reads run ahead of the update and writes behind it, tiles
@@ -40,13 +41,51 @@ class TrainingRun {
   }
 
   void step(std::uint64_t step) {
-    const auto tiles = static_cast<std::uint32_t>(store_.layout().tiles.size());
+    const auto all = static_cast<std::uint32_t>(store_.layout().tiles.size());
+    update({0, first_kept_ == 0 ? all : first_kept_}, step, step);
+    first_kept_ = 0;
+    end_commit();
+    if (step % how_.commit_every == 0) commit(step);
+    if (!how_.commits_behind) end_commit();
+    if (how_.speculates) speculate(step);
+  }
+
+  void end_commit() {
+    if (!commit_.pending()) return;
+    commit_.wait();
+    recording_.push_back({.kind = RecordedEvent::Kind::commit_reported, .step = committing_});
+  }
+
+ private:
+  static constexpr std::uint32_t kAhead = 2;
+  static constexpr std::uint64_t kUndone = 1000;  ///< added to the step of what no commit may name
+
+  struct Range {
+    std::uint32_t first;
+    std::uint32_t end;
+  };
+
+  /// Writes the latter tiles of the next step once the commit is durable, and keeps or undoes them.
+  void speculate(std::uint64_t step) {
+    const auto all = static_cast<std::uint32_t>(store_.layout().tiles.size());
+    const bool kept = step % 2 == 0;
+    update({all / 2, all}, step + 1, kept ? step + 1 : kUndone + step);
+    if (kept) {
+      first_kept_ = all / 2;
+      return;
+    }
+    for (std::uint32_t tile = all / 2; tile < all; ++tile) store_.discard(TileIndex{tile});
+  }
+
+  /// Brings tiles to a step; `content`: the step whose content they get.
+  void update(const Range& range, std::uint64_t step, std::uint64_t content) {
+    const std::uint32_t tiles = range.end - range.first;
     std::vector<PageBuffer> buffers;
     std::vector<Ticket> reads(tiles);
     std::vector<Ticket> writes(tiles);
     buffers.reserve(tiles);
     const auto tile_of = [&](std::uint32_t i) {
-      return TileIndex{step % 2 == 0 ? i : tiles - 1 - i};
+      return TileIndex{step % 2 == 0 ? range.first + i : range.end - 1 - i};
     };
     for (std::uint32_t i = 0; i < tiles + kAhead; ++i) {
       if (i < tiles) {
@@ -61,23 +100,11 @@ class TrainingRun {
       const PageBuffer before =
           tile_content(Bytes{buffers[now].bytes().size()}, tile.value(), step - 1);
       ASSERT_TRUE(same_bytes(buffers[now].bytes(), before.bytes()));
-      fill_tile(buffers[now].bytes(), tile.value(), step);
+      fill_tile(buffers[now].bytes(), tile.value(), content);
       writes[now] = store_.write(tile, buffers[now].bytes(), checksum_of(buffers[now].bytes()));
     }
     for (Ticket& write : writes) write.wait();
-    end_commit();
-    if (step % how_.commit_every == 0) commit(step);
-    if (!how_.commits_behind) end_commit();
   }
-
-  void end_commit() {
-    if (!commit_.pending()) return;
-    commit_.wait();
-    recording_.push_back({.kind = RecordedEvent::Kind::commit_reported, .step = committing_});
-  }
-
- private:
-  static constexpr std::uint32_t kAhead = 2;
 
   void commit(std::uint64_t step) {
     committing_ = step;
@@ -89,6 +116,7 @@ class TrainingRun {
   Recording& recording_;
   Ticket commit_;
   std::uint64_t committing_ = 0;
+  std::uint32_t first_kept_ = 0;  // of the tiles that the step before has written ahead; 0: none
 };
 
 /// A store in memory whose writes and flushes are recorded, and what can be done with the
@@ -167,6 +195,11 @@ class PowerCutTest : public ::testing::TestWithParam<PowerCutRun> {
 
 inline const auto kPowerCutRuns = ::testing::Values(
     PowerCutRun{.name = "everyStep", .slots = 2, .commit_every = 1, .commits_behind = false},
+    PowerCutRun{.name = "everyStepSpeculating",
+                .slots = 2,
+                .commit_every = 1,
+                .commits_behind = false,
+                .speculates = true},
     PowerCutRun{.name = "everyStepBehind", .slots = 3, .commit_every = 1, .commits_behind = true},
     PowerCutRun{.name = "everySecondStep", .slots = 3, .commit_every = 2, .commits_behind = true});
 

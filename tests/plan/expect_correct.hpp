@@ -30,13 +30,28 @@ inline bool download_waits_for_upload(const StepPlan& plan) {
   });
 }
 
+/// Returns all plans of a case.
+inline std::vector<StepPlan> plans_of(const Case& c, WhichList which) {
+  which.speculation = kNothingAhead;
+  std::vector<StepPlan> plans{build_training_step(c.workload, c.placement, which),
+                              build_recorded_step(c.workload, c.placement, which),
+                              build_flush(c.workload, c.placement, which),
+                              build_evaluation(c.workload, c.placement, which),
+                              build_snapshot(c.workload, c.placement)};
+  if (c.placement.speculative_blocks == 0) return plans;
+  for (const bool found : {false, true}) {
+    for (const bool made : {false, true}) {
+      which.speculation = {.found = found, .made = made};
+      plans.push_back(build_training_step(c.workload, c.placement, which));
+    }
+  }
+  plans.push_back(build_flush(c.workload, c.placement, which));
+  return plans;
+}
+
 /// Checks all plans of a case.
 inline void expect_correct(const Case& c, const WhichList& which = {}) {
-  for (const StepPlan& plan : {build_training_step(c.workload, c.placement, which),
-                               build_recorded_step(c.workload, c.placement, which),
-                               build_flush(c.workload, c.placement, which),
-                               build_evaluation(c.workload, c.placement, which),
-                               build_snapshot(c.workload, c.placement)}) {
+  for (const StepPlan& plan : plans_of(c, which)) {
     // A stage may have the head alone, whose backward is its loss.
     const auto finishes = [](const Op& op) { return op.kind == OpKind::accumulate; };
     const bool training = std::ranges::any_of(plan.ops, finishes);

@@ -60,11 +60,18 @@ class Meaning {
   [[nodiscard]] Value here(ValueKind kind, std::uint32_t of, std::uint32_t part = 0) const {
     return {kind, of, op_.micro_batch, op_.round, part};
   }
+  /// What an update leaves is ahead of the decision, or it is the newest.
+  [[nodiscard]] Value updated(Value value) const {
+    if (op_.speculative) value.age = kAhead;
+    return value;
+  }
+  [[nodiscard]] Value checksum() const { return updated({ValueKind::checksum, op_.tile}); }
   [[nodiscard]] Value new_state() const {
-    return {ValueKind::state, op_.kind == OpKind::commit ? 0 : op_.tile};
+    return updated({ValueKind::state, op_.kind == OpKind::commit ? 0 : op_.tile});
   }
   [[nodiscard]] Value old_state() const {
-    return {.kind = ValueKind::state, .of = op_.tile, .age = 1};
+    const std::uint16_t age = op_.speculative ? 0 : 1;
+    return {.kind = ValueKind::state, .of = op_.tile, .age = age};
   }
   [[nodiscard]] std::uint32_t layer() const {
     return w_.operator_tiles ? w_.blocks[op_.block].layer : op_.block;
@@ -248,21 +255,22 @@ class Meaning {
   }
 
   void update() {
-    reads({ValueKind::total_gradient, op_.block, 0, kLastStep});
+    const std::uint32_t round = op_.speculative ? w_.rounds - 1 : kLastStep;
+    reads({ValueKind::total_gradient, op_.block, 0, round});
     reads(old_state());
     writes(new_state());
-    writes(own_parameters());
-    if (p_.blocks[op_.block].state == Tier::nvme) writes({ValueKind::checksum, op_.tile});
+    writes(updated(own_parameters()));
+    if (p_.blocks[op_.block].state == Tier::nvme) writes(checksum());
   }
 
   /// 16-bit parameters that the state is not whole without come from where the host keeps them.
   void to_disk() {
     reads(new_state());
     if (split() && p_.blocks[op_.block].state != Tier::device) {
-      reads(own_parameters());
+      reads(updated(own_parameters()));
     }
-    if (op_.kind == OpKind::checksum) return writes({ValueKind::checksum, op_.tile});
-    reads({ValueKind::checksum, op_.tile});
+    if (op_.kind == OpKind::checksum) return writes(checksum());
+    reads(checksum());
     writes(new_state());
   }
 

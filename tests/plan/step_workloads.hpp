@@ -247,6 +247,19 @@ class RandomCases {
     return {std::move(w), std::move(p)};
   }
 
+  /// A case whose state is all on disk, and whose last blocks are updated ahead.
+  Case next_speculative() {
+    Case c = next();
+    c.placement.order = WorkOrder::layer_major;
+    for (BlockCut& cut : c.placement.blocks) {
+      if (cut.state == Tier::device && c.workload.rounds == 1) cut.gradients = Tier::host;
+      cut.state = Tier::nvme;
+    }
+    c.placement.speculative_blocks =
+        static_cast<std::uint32_t>(between(1, c.placement.blocks.size()));
+    return c;
+  }
+
  private:
   std::mt19937_64 random_;
 };

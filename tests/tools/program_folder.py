@@ -98,7 +98,8 @@ class ProgramFolder:
 
     def results(self, run) -> list:
         """The metrics without what may differ between equal runs."""
-        return [{key: value for key, value in line.items() if key not in ("seconds", "exposed")}
+        differing = ("seconds", "exposed", "ahead")
+        return [{key: value for key, value in line.items() if key not in differing}
                 for line in self.metrics(run)]
 
     def weights(self, run) -> str:

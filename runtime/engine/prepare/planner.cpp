@@ -16,6 +16,7 @@
 #include "runtime/engine/ranks/rank_agreement.hpp"
 #include "runtime/plan/search/choose.hpp"
 #include "runtime/plan/search/fastest.hpp"
+#include "runtime/plan/search/speculation.hpp"
 
 namespace spillway::engine {
 namespace {
@@ -38,6 +39,11 @@ void note_cut(const plan::BalancedLayers& cut, const Note& note) {
                                     : ", and stages with equal FLOPs do not fit"));
 }
 
+/// A step can update ahead only what the step before has committed.
+bool wants_speculation(const config::TrainOptions& options) {
+  return options.update == config::UpdateMode::speculative && options.commit_every <= 1;
+}
+
 /// Finds the placement with the fastest step; `fitting` is one that fits. The ranks of a tensor
 /// group plan for the first of them, and so have one placement and one order of what they do
 /// together.
@@ -45,10 +51,29 @@ void place_fastest(Planned& planned, const plan::Placement& fitting, RankGroups&
   plan::PlannedStep fastest =
       plan::fastest_placement(planned.workload, planned.budgets, placement_request(planned.options),
                               planned.profile, fitting);
+  if (wants_speculation(planned.options)) {
+    plan::speculate(planned.workload, planned.profile, fastest);
+  }
   planned.placement = std::move(fastest.placement);
   planned.prediction = std::move(fastest.prediction);
   planned.prediction.step_seconds =
       seconds_of_job(ranks, planned.workload.stage.stretch, planned.prediction.step_seconds);
+}
+
+void note_speculation(const Planned& planned, const Note& note) {
+  const std::uint32_t blocks = planned.placement.speculative_blocks;
+  if (blocks > 0) {
+    return note(
+        fmt::format("the last {} of {} blocks are updated during backward, as if nothing "
+                    "were clipped",
+                    blocks, planned.placement.blocks.size()));
+  }
+  const bool may = plan::may_speculate(planned.workload, planned.placement);
+  note(fmt::format("spillway.update speculative has no effect: {}",
+                   may && planned.options.commit_every <= 1
+                       ? "simulated, no step is shorter with it"
+                       : "it is for one rank whose state is all on disk and which commits each "
+                         "step of whole layers, layer by layer"));
 }
 
 /// Returns the steps between commits. Stages have other state and other places for it, and commit
@@ -110,6 +135,7 @@ Planned plan_rank(const model::ModelConfig& config, config::TrainOptions resolve
   }
   place_fastest(planned, fitting, ranks);
   planned.commit_every = commit_every_of(planned, ranks);
+  if (options.update == config::UpdateMode::speculative) note_speculation(planned, note);
   // Attention may use what the placement leaves of the device's memory.
   const Bytes scores = spare_score_gradients(config, options, planned.workload, planned.placement,
                                              planned.budgets.device);

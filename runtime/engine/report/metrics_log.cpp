@@ -24,6 +24,16 @@ std::string number(double value) {
   return std::isfinite(value) ? fmt::format("{}", value) : std::string("null");
 }
 
+std::string_view name_of(UpdatesAhead ahead) {
+  switch (ahead) {
+    case UpdatesAhead::none: return "none";
+    case UpdatesAhead::paused: return "paused";
+    case UpdatesAhead::kept: return "kept";
+    case UpdatesAhead::undone: return "undone";
+  }
+  return "unknown";
+}
+
 /// What of a log goes on.
 struct Kept {
   std::string text;
@@ -100,7 +110,11 @@ void MetricsLog::append(const StepResult& result, const Exposed& exposed) {
     fmt::format_to(out, R"({}"{}":{})", lane == 0 ? "" : ",",
                    plan::name_of(static_cast<plan::Lane>(lane)), number(exposed[lane]));
   }
-  fmt::format_to(out, "}}}}\n");
+  fmt::format_to(out, "}}");
+  if (result.ahead != UpdatesAhead::none) {
+    fmt::format_to(out, R"(,"ahead":"{}")", name_of(result.ahead));
+  }
+  fmt::format_to(out, "}}\n");
   complete_ = false;
   write({line.data(), line.size()}, end_);
   complete_ = true;

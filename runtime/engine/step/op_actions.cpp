@@ -44,7 +44,7 @@ bool OpActions::skips(const Op& op) const {
   const bool from_disk = plan::is_copy(op, plan::kReadState);
   // Only a buffer's first read of a step, or a read ahead, may find its tile there: by the turn of
   // a later read, others have overwritten the buffer.
-  const bool first_user = op.held || !op.if_pending;
+  const bool first_user = op.held || (!op.if_pending && !op.speculative);
   if (from_disk && first_user && state_.holds(context_.memory_of(op).target(), op.tile)) {
     return true;
   }

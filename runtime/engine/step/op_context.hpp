@@ -51,6 +51,7 @@ struct DiskDecision {
 /// plan runs.
 struct StepDecisions {
   PendingUpdate update{};
+  PendingUpdate ahead{};          ///< of the step that runs, as if nothing were clipped
   float loss_gradient_scale = 0;  ///< loss scale / targets of the step
   /// Set after each step and before the first: the next list stashes the current parameters for
   /// stale passes, even if no update is pending.

@@ -37,6 +37,23 @@ void StateIo::restore() {
   upload_residents();
 }
 
+void StateIo::undo(std::uint32_t first) {
+  for (std::uint32_t tile = 0; tile < slots_.tiles().size(); ++tile) {
+    if (slots_.tiles()[tile].block < first) continue;
+    store_->discard(StateSlots::state(tile));
+    if (slots_.with_parameters()) store_->discard(slots_.parameters(tile));
+  }
+  for (std::uint32_t tile = 0; tile < slots_.tiles().size(); ++tile) {
+    if (slots_.tiles()[tile].block >= first) restore_parameters(tile);
+  }
+}
+
+void StateIo::restore_parameters(std::uint32_t tile) {
+  if (slots_.with_parameters()) return slots_.load_parameters(*store_, tile, host_parameters(tile));
+  slots_.load_state(*store_, tile, staging(tile));
+  write_parameters(tile, staging(tile), host_parameters(tile).data());
+}
+
 void StateIo::adopt(const SavedState& source, const model::PartMap* part) {
   for (std::uint32_t tile = 0; tile < slots_.tiles().size(); ++tile) {
     const plan::Tile& t = slots_.tiles()[tile];

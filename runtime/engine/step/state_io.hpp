@@ -38,6 +38,9 @@ class StateIo {
   /// After `Overtaken` the state here is undefined. `part`: of the saved blocks, which are those of
   /// the whole model, the part that this rank has; null: all.
   void adopt(const SavedState& source, const model::PartMap* part = nullptr);
+  /// Takes back the updates of blocks from `first` on that no commit names: state on disk, and what
+  /// follows from it in memory, are those of the newest commit.
+  void undo(std::uint32_t first);
   /// Copies the newest version of all tiles of the store into `target`, and commits them there.
   void copy(nvme_swap::TileStore& target, const nvme_swap::CommitHeader& commit);
   /// Reads all tiles of `target`. Throws `Error{corrupt_data}` naming file and tile unless each is
@@ -59,6 +62,8 @@ class StateIo {
   enum class Stored : std::uint8_t { no, yes };
   /// Moves a whole slot of `tile`, its parameters included, from staging slot 0 to the tile's home.
   void bring_home(std::uint32_t tile, Stored stored);
+  /// Reads the parameters of a tile that lives on disk to where they are in host memory.
+  void restore_parameters(std::uint32_t tile);
   /// Writes the 16-bit parameters of the slot, or in format fp32 those rounded from its masters.
   void write_parameters(std::uint32_t tile, std::span<std::byte> slot, std::byte* target) const;
   void upload_residents();

@@ -63,10 +63,15 @@ void StateSlots::load_state(nvme_swap::TileStore& store, std::uint32_t tile,
   read_verified(store, state(tile), state_of(tile, slot));
 }
 
+void StateSlots::load_parameters(nvme_swap::TileStore& store, std::uint32_t tile,
+                                 std::span<std::byte> target) const {
+  read_verified(store, parameters(tile), target);
+}
+
 void StateSlots::load(nvme_swap::TileStore& store, std::uint32_t tile,
                       std::span<std::byte> slot) const {
   load_state(store, tile, slot);
-  if (with_parameters()) read_verified(store, parameters(tile), parameters_of(tile, slot));
+  if (with_parameters()) load_parameters(store, tile, parameters_of(tile, slot));
 }
 
 nvme_swap::TileRead StateSlots::load(const nvme_swap::CommittedTiles& tiles, std::uint32_t tile,

@@ -48,6 +48,10 @@ class StateSlots {
 
   /// Reads the state of `tile` from `store`, and not its parameters, and verifies it. Blocks.
   void load_state(nvme_swap::TileStore& store, std::uint32_t tile, std::span<std::byte> slot) const;
+  /// Reads the 16-bit parameters of `tile` from `store`, where slots hold them, and verifies them.
+  /// Blocks.
+  void load_parameters(nvme_swap::TileStore& store, std::uint32_t tile,
+                       std::span<std::byte> target) const;
   /// Reads `tile` from `store` and verifies it. `slot`: [layout.disk_bytes]. Blocks.
   void load(nvme_swap::TileStore& store, std::uint32_t tile, std::span<std::byte> slot) const;
   /// Reads likewise from the newest commit of another run's store, which may have moved on.

@@ -4,12 +4,20 @@
 #include <array>
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 #include "offload/device_backend.hpp"
 #include "runtime/plan/step_plan.hpp"
 
 namespace spillway::engine {
 
+/// What became of updates that a step made ahead of the decision about them.
+enum class UpdatesAhead : std::uint8_t {
+  none,    ///< the plan has none
+  paused,  ///< of the steps just before, one was clipped or skipped
+  kept,
+  undone,  ///< the step was clipped or skipped
+};
 /// What one step did. `loss` is the mean over the step's targets before the update.
 struct StepResult {
   std::uint64_t step = 0;  ///< from 1
@@ -22,6 +30,7 @@ struct StepResult {
   /// A gradient was not finite: state is unchanged. Of stages that decide early (see
   /// update_decision.hpp), those whose own gradient was finite have made their update.
   bool skipped = false;
+  UpdatesAhead ahead = UpdatesAhead::none;
   /// Why training cannot go on after this step; empty if it can.
   std::string diverged{};
 };

@@ -97,9 +97,9 @@ cpu_adam::UpdateRange UpdateOps::tile_range(std::uint32_t tile, std::byte* state
   return range;
 }
 
-UpdateOps::Groups UpdateOps::groups_of(std::uint32_t block) const {
-  const BlockGroups& parts = context_.resources.groups[block];
-  const auto& scalars = context_.decisions->update.groups;
+UpdateOps::Groups UpdateOps::groups_of(const Op& op) const {
+  const BlockGroups& parts = context_.resources.groups[op.block];
+  const auto& scalars = update_of(op).groups;
   Groups groups;
   std::ranges::transform(parts, groups.begin(), [&](const GroupPart& part) {
     return cpu_adam::ParameterGroup{.end = part.end, .scalars = scalars[part.group]};
@@ -111,7 +111,7 @@ void UpdateOps::device_update(const Op& op) const {
   SPILLWAY_ASSERT(context_.decisions->update.overrides.empty());
   const OpMemory memory = context_.memory_of(op);
   context_.resources.device_math.update(
-      types_, groups_of(op.block),
+      types_, groups_of(op),
       tile_range(op.tile, memory.device(memory.write(ValueKind::state, op.tile)).address(),
                  memory.device(memory.read(ValueKind::total_gradient, op.block)).address(),
                  memory.device(memory.write(ValueKind::parameters, op.block)).address()));
@@ -125,8 +125,8 @@ void UpdateOps::host_update(const Op& op) {
   const cpu_adam::UpdateRange whole = tile_range(
       op.tile, state.data(), memory.host(memory.read(ValueKind::total_gradient, op.block)).data(),
       parameters.data());
-  const auto& overrides = context_.decisions->update.overrides;
-  const Groups same = overrides.empty() ? groups_of(op.block) : Groups{};
+  const auto& overrides = update_of(op).overrides;
+  const Groups same = overrides.empty() ? groups_of(op) : Groups{};
   // What another framework has computed with is what is updated.
   const bool follows_values = context_.resources.framework != nullptr;
   const std::span<const cpu_adam::ParameterGroup> groups =

@@ -33,8 +33,12 @@ class UpdateOps {
                                                  const std::byte* gradient,
                                                  std::byte* parameters) const;
   using Groups = std::array<cpu_adam::ParameterGroup, std::tuple_size_v<BlockGroups>>;
-  /// Returns the parts of a block with the scalars of their groups.
-  [[nodiscard]] Groups groups_of(std::uint32_t block) const;
+  /// Returns the update that the op is part of.
+  [[nodiscard]] const PendingUpdate& update_of(const plan::Op& op) const {
+    return op.speculative ? context_.decisions->ahead : context_.decisions->update;
+  }
+  /// Returns the parts of the op's block with the scalars of their groups.
+  [[nodiscard]] Groups groups_of(const plan::Op& op) const;
 
   const OpContext& context_;
   StateOps& state_;

@@ -79,6 +79,7 @@ void StepCycle::take(const SavedState& source) {
   const std::optional<model::PartMap> part = part_map(engine_);
   state_io_.adopt(source, part ? &*part : nullptr);
   has_versions_ = is_full_ = false;
+  ahead_ = Ahead::none;
   state_ = source.state();
 }
 
@@ -93,9 +94,22 @@ void StepCycle::read_masters(std::uint32_t block, std::span<float> masters) {
   state_io_.read_masters(block, masters);
 }
 
-void StepCycle::decide(const TrainingState& state, PendingUpdate& update) noexcept {
+void StepCycle::decide(const TrainingState& state, PendingUpdate& update) {
   state_ = state;
   std::swap(update_, update);
+  if (is_ahead()) settle();
+}
+
+/// The slot that the update has read is the committed one, and the gradient is still there: undone,
+/// the blocks are updated as all others are.
+void StepCycle::settle() {
+  const bool kept = update_.pending && update_.groups == decided_.ahead.groups;
+  if (!kept) {
+    engine_.actions().forget_staged();
+    state_io_.undo(engine_.placement().first_speculative());
+  }
+  ahead_ = kept ? Ahead::kept : Ahead::none;
+  sound_ = true;
 }
 
 /// An error in the middle of a list leaves some tiles updated and some not.
@@ -116,6 +130,7 @@ void StepCycle::prepare(Commit commit, Writes writes) {
 
 void StepCycle::finish() {
   update_.pending = false;
+  ahead_ = Ahead::none;
   commits_.finish(std::exchange(decided_.disk, {}));
 }
 
@@ -133,14 +148,32 @@ void StepCycle::fill() {
   is_full_ = true;
 }
 
+/// The newest version of every tile must be the committed one by the time of the first write ahead.
+/// A copy gets what the list writes, or what is newest behind it.
+bool StepCycle::may_speculate() const {
+  const bool committed = decided_.disk.commits || commits_.committed_step() == state_.step;
+  return next().speculating && committed && !commits_.copying();
+}
+
+Executor& StepCycle::list_of_step(Ahead leaves) const {
+  const bool speculates = leaves == Ahead::undecided;
+  const StepLists::OfStep& lists = next();
+  if ((decided_.disk.commits || commits_.copying()) && !commits_.in_step()) return *lists.recorded;
+  if (has_kept()) return speculates ? *lists.speculating_behind : *lists.step_behind;
+  return speculates ? *lists.speculating : *lists.step;
+}
+
 /// Inside this list the previous step's update lands, and with it that step becomes committable.
-const Executor& StepCycle::run_step(float loss_gradient_scale) {
+const Executor& StepCycle::run_step(float loss_gradient_scale, const PendingUpdate* expected) {
   decided_.loss_gradient_scale = loss_gradient_scale;
   if (engine_.workload().stale.stays_full() && !is_full_) fill();
-  prepare(commits_.due_next() ? Commit::yes : Commit::no, Writes::all);
-  const bool records = (decided_.disk.commits || commits_.copying()) && !commits_.in_step();
-  last_step_ = &run(records ? *next().recorded : *next().step);
+  prepare(commits_.due_next() ? Commit::yes : Commit::no, has_kept() ? Writes::some : Writes::all);
+  const Ahead leaves = expected != nullptr && may_speculate() ? Ahead::undecided : Ahead::none;
+  if (leaves == Ahead::undecided) decided_.ahead = *expected;
+  last_step_ = &run(list_of_step(leaves));
   finish();
+  ahead_ = leaves;
+  sound_ = leaves == Ahead::none;
   decided_.stash_due = true;
   commits_.complete_copy();
   return *last_step_;
@@ -149,9 +182,9 @@ const Executor& StepCycle::run_step(float loss_gradient_scale) {
 const Executor& StepCycle::flush(Commit commit) {
   const bool in_step = commits_.in_step();
   const bool due = (commit == Commit::yes && in_step) || commits_.due_to_evaluate();
-  prepare(due ? Commit::yes : Commit::no, in_step ? Writes::all : Writes::some);
+  prepare(due ? Commit::yes : Commit::no, in_step && !has_kept() ? Writes::all : Writes::some);
   const bool committed = decided_.disk.commits;
-  const Executor& executor = run(*next().flush);
+  const Executor& executor = run(has_kept() ? *next().flush_behind : *next().flush);
   finish();
   decided_.stash_due = false;
   if (committed) await_all_ranks();

@@ -42,8 +42,10 @@ class StepCycle {
   /// Whether an update is decided that no list has applied.
   [[nodiscard]] bool has_pending() const { return update_.pending; }
   /// Ends the step whose list has run: `state` is that after it, and the next list applies
-  /// `update`. The memory of an earlier update comes back in `update`, for the next one.
-  void decide(const TrainingState& state, PendingUpdate& update) noexcept;
+  /// `update`. What the list has updated ahead is kept if this is the update that was expected, and
+  /// else undone; nothing else throws. The memory of an earlier update comes back in `update`, for
+  /// the next one.
+  void decide(const TrainingState& state, PendingUpdate& update);
   /// Replaces the numbers of the state that are known, or set, only after their step was decided.
   void amend(const TrainingState& state) { state_ = state; }
   /// Whether the state in memory can be committed: no error has interrupted an operation.
@@ -53,7 +55,14 @@ class StepCycle {
 
   /// Runs the list of a step, and with it the pending update; then no update is pending.
   /// `loss_gradient_scale`: loss scale / targets of the step; of another framework's passes, any.
-  const Executor& run_step(float loss_gradient_scale = 0);
+  /// `expected`: the step's own update if nothing will be clipped; the list makes it ahead for the
+  /// speculative blocks of the placement, unless what it would overwrite is not committed; null: no
+  /// update is made ahead.
+  const Executor& run_step(float loss_gradient_scale = 0, const PendingUpdate* expected = nullptr);
+  /// Whether the last list has made updates ahead that no decision has kept or undone.
+  [[nodiscard]] bool is_ahead() const { return ahead_ == Ahead::undecided; }
+  /// Whether the pending update of the speculative blocks is made, and kept.
+  [[nodiscard]] bool has_kept() const { return ahead_ == Ahead::kept; }
   /// Applies the pending update.
   const Executor& flush(Commit commit);
   /// Runs another list of the same engine.
@@ -82,6 +91,12 @@ class StepCycle {
   [[nodiscard]] const Commits& commits() const { return commits_; }
 
  private:
+  /// What has become of updates ahead; none: none was made, or they are the state's own.
+  enum class Ahead : std::uint8_t { none, undecided, kept };
+
+  void settle();
+  [[nodiscard]] bool may_speculate() const;
+  [[nodiscard]] Executor& list_of_step(Ahead leaves) const;
   void resume();
   void fill();
   void snapshot();
@@ -96,6 +111,7 @@ class StepCycle {
   PendingUpdate update_;
   StepDecisions decided_;  ///< for the list that runs; nobody else writes it
   bool sound_ = true;
+  Ahead ahead_ = Ahead::none;
   StepLists lists_;
   const Executor* last_step_;
   StateIo state_io_;

@@ -21,6 +21,9 @@ class StepLists {
     std::unique_ptr<Executor> recorded;  ///< the step, which also writes what lives in memory
     std::unique_ptr<Executor> flush;     ///< the pending update alone
     std::unique_ptr<Executor> fill;      ///< of a pipeline that stays full; else null
+    /// Where the placement has speculative blocks, else null: the step that updates them ahead; and
+    /// the lists that find them updated by the step before.
+    std::unique_ptr<Executor> speculating, step_behind, speculating_behind, flush_behind;
   };
 
   /// Makes all lists ready to run on `engine`.
@@ -34,11 +37,10 @@ class StepLists {
   /// Returns the list that writes the state as it lies in memory.
   [[nodiscard]] Executor& snapshot() const { return *snapshot_; }
 
-  [[nodiscard]] const plan::StepPlan& step_plan() const { return by_phase_.front().step->plan(); }
-  /// Number of ops of a step that also writes what lives in memory.
-  [[nodiscard]] std::size_t most_ops() const {
-    return by_phase_.front().recorded->plan().ops.size();
-  }
+  /// Returns the list of a step behind many others, as it was planned.
+  [[nodiscard]] const plan::StepPlan& step_plan() const;
+  /// Number of ops of the longest list of a step.
+  [[nodiscard]] std::size_t most_ops() const;
 
  private:
   std::unique_ptr<Executor> snapshot_;

@@ -18,6 +18,10 @@ using Group = RankGroups::Group;
 
 namespace {
 
+/// Steps in a row, neither clipped nor skipped, behind which one updates ahead. Clipped steps come
+/// in runs: in one, nothing is updated twice but by its first step.
+constexpr std::uint32_t kCalmSteps = 2;
+
 /// Returns the state of step 0.
 TrainingState first_state(const config::TrainOptions& options) {
   return {.loss_scale =
@@ -101,8 +105,18 @@ void Trainer::sum_up(std::span<double> squares) {
   engine_.ranks().add_up(Group::tensor, squares);
 }
 
+/// Decides the update of a step whose sums are known, and what becomes of updates ahead.
+void Trainer::decide(TrainingState& state, StepResult& result) {
+  decide_update(engine_.options(), state, result, decided_);
+  if (engine_.placement().speculative_blocks == 0) return;
+  const bool as_expected = decided_.pending && decided_.groups == expected_.groups;
+  calm_steps_ = as_expected ? calm_steps_ + 1 : 0;
+  result.ahead = UpdatesAhead::paused;
+  if (cycle_.is_ahead()) result.ahead = as_expected ? UpdatesAhead::kept : UpdatesAhead::undone;
+}
+
 std::span<const StepResult> Trainer::step(const data::TokenFile& tokens,
-                                          const data::Sampler& sampler) {
+                                          const data::Sampler& sampler, Follows follows) {
   const auto begin = std::chrono::steady_clock::now();
   if (results_complete_) results_.clear();
   results_complete_ = false;
@@ -111,7 +125,11 @@ std::span<const StepResult> Trainer::step(const data::TokenFile& tokens,
   result.tokens = plan::tokens_of_step(workload());
   result.scale = cycle_.state().loss_scale.scale;
   const bool commits = cycle_.commits().due_next();
-  cycle_.run_step(static_cast<float>(result.scale / static_cast<double>(result.tokens)));
+  const bool speculates = engine_.placement().speculative_blocks > 0;
+  if (speculates) expect_update(engine_.options(), cycle_.state(), result.scale, expected_);
+  const bool calm = speculates && calm_steps_ >= kCalmSteps && follows == Follows::step;
+  cycle_.run_step(static_cast<float>(result.scale / static_cast<double>(result.tokens)),
+                  calm ? &expected_ : nullptr);
 
   const std::span<double> squares = squares_of(results_.size() - 1);
   sum_up(squares);
@@ -122,7 +140,7 @@ std::span<const StepResult> Trainer::step(const data::TokenFile& tokens,
     decide_early(engine_.options(), state, result, sum_of(squares), decided_);
   } else {
     meet();
-    decide_update(engine_.options(), state, result, decided_);
+    decide(state, result);
   }
   cycle_.decide(state, decided_);
   if (commits || cycle_.commits().due_next() || results_.size() == steps_of_sums_) {

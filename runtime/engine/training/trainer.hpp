@@ -2,6 +2,7 @@
 // knows nothing of files other than the tile store; the loop around it does. Control thread only.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -16,6 +17,9 @@
 
 namespace spillway::engine {
 
+/// What comes after a step: another one, or a copy of the state.
+enum class Follows : std::uint8_t { step, copy };
+
 class Trainer {
  public:
   /// Allocates everything that the placement names, and goes on from the store's commit if the
@@ -26,7 +30,11 @@ class Trainer {
   /// meet after several (steps_of_sums), none, or those of all steps since they last met. They meet
   /// on both sides of a list that commits. The state after a step that diverged is whole and can be
   /// committed; another step would diverge too. The results are valid until the next step.
-  std::span<const StepResult> step(const data::TokenFile& tokens, const data::Sampler& sampler);
+  /// Where the placement has speculative blocks, the step updates them ahead if the two before it
+  /// were neither clipped nor skipped, and no copy `follows`, which would find some of its tiles
+  /// written already.
+  std::span<const StepResult> step(const data::TokenFile& tokens, const data::Sampler& sampler,
+                                   Follows follows = Follows::step);
   /// Makes stages meet, and returns the results that no call has returned yet. All stages call it.
   std::span<const StepResult> gather_results();
   /// Whether no result is outstanding.
@@ -50,6 +58,7 @@ class Trainer {
   void sum_up(std::span<double> squares);
   [[nodiscard]] std::span<double> squares_of(std::size_t result);
   void meet();
+  void decide(TrainingState& state, StepResult& result);
   [[nodiscard]] const plan::Workload& workload() const { return engine_.workload(); }
 
   ModelRuntime model_;  // outlives the engine
@@ -58,8 +67,10 @@ class Trainer {
   const std::uint32_t steps_of_sums_;
   std::optional<RankSums> rank_sums_;  // where the stage has several ranks
   std::vector<StepResult> results_;    // since the stages have met
-  std::vector<double> squares_;  // of each result by block, of its gradient; behind them its loss
-  PendingUpdate decided_;        // its memory is used again
+  std::vector<double> squares_;   // of each result by block, of its gradient; behind them its loss
+  PendingUpdate decided_;         // its memory is used again
+  PendingUpdate expected_;        // of the step, if nothing is clipped; likewise
+  std::uint32_t calm_steps_ = 0;  // in a row, whose updates were the expected ones
   bool results_complete_ = true;
   std::unique_ptr<Executor> evaluation_executor_;
 };

@@ -80,6 +80,14 @@ void decide_update(const config::TrainOptions& options, TrainingState& state, St
   make_update(options, state, result.lr, clip / result.scale, update);
 }
 
+void expect_update(const config::TrainOptions& options, TrainingState state, double scale,
+                   PendingUpdate& update) {
+  update.pending = true;
+  ++state.updates;
+  make_update(options, state, config::learning_rate(options.schedule, state.updates), 1 / scale,
+              update);
+}
+
 std::uint32_t steps_of_sums(const config::TrainOptions& options, const plan::Workload& workload) {
   const bool early = options.gradient_clipping == 0 && options.compute != DType::fp16;
   if (!early || !workload.stale.stays_full()) return 1;

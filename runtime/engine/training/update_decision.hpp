@@ -20,6 +20,11 @@ namespace spillway::engine {
 void decide_update(const config::TrainOptions& options, TrainingState& state, StepResult& result,
                    PendingUpdate& update);
 
+/// Fills in the update that `decide_update` makes behind `state` of gradients with this loss scale,
+/// if they are finite and not clipped.
+void expect_update(const config::TrainOptions& options, TrainingState state, double scale,
+                   PendingUpdate& update);
+
 /// Number of steps whose losses and norms the stages of a pipeline bring together at once: one,
 /// unless the pipeline stays full and the update needs no norm. Each stage then waits for one
 /// round's passes backward of the stages behind it. Unless the options set the number, it is chosen

@@ -99,6 +99,13 @@ bool is_streamed(const Workload& workload, const Placement& placement, std::uint
   return workload.gathers() || !placement.blocks[block].resident();
 }
 
+bool may_speculate(const Workload& workload, const Placement& placement) {
+  const bool one_list = !workload.external && workload.stage.chunks.empty();
+  const bool plain = !workload.operator_tiles && placement.order == WorkOrder::layer_major;
+  return one_list && plain && workload.grid().ranks() == 1 && placement.commits &&
+         placement.all_state_on_disk();
+}
+
 bool any_streamed(const Workload& workload, const Placement& placement) {
   return workload.gathers() ||
          std::ranges::any_of(placement.blocks, [](const BlockCut& b) { return !b.resident(); });

@@ -28,12 +28,19 @@ struct Placement {
   std::uint32_t saved_slots = 0;    ///< device homes shared by saved activations that come and go
   std::uint32_t saved_staging = 0;  ///< host buffers for saved activations on nvme
   bool commits = true;  ///< every tile has slots on disk; else only tiles that live there
+  /// Number of blocks, the last ones, that a step updates ahead of the decision about its update,
+  /// into the spare slots of their tiles. All state is on disk, and each step commits.
+  std::uint32_t speculative_blocks = 0;
 
   [[nodiscard]] bool any_state(Tier tier) const;
   /// Whether a step writes all state to disk anyway, and so can commit itself. Lists of ops and the
   /// engine that runs them both ask here.
   [[nodiscard]] bool all_state_on_disk() const {
     return !any_state(Tier::device) && !any_state(Tier::host);
+  }
+  /// Returns the first of the blocks that are updated ahead; the number of all if none is.
+  [[nodiscard]] std::uint32_t first_speculative() const {
+    return static_cast<std::uint32_t>(blocks.size()) - speculative_blocks;
   }
   [[nodiscard]] bool any_output(Tier tier) const;
   [[nodiscard]] bool any_saved(Tier tier) const;
@@ -61,6 +68,11 @@ struct Placement {
 /// Number of device homes for parts of blocks that are uploaded for all ranks.
 [[nodiscard]] std::uint32_t parameter_shard_slots(const Workload& workload,
                                                   const Placement& placement);
+
+/// Whether blocks may be updated ahead of the decision about their update. Of many ranks, one may
+/// not overwrite its older commit before all have the newer one; in other orders, passes that come
+/// later read what is updated.
+[[nodiscard]] bool may_speculate(const Workload& workload, const Placement& placement);
 
 /// One line of a memory table.
 struct MemoryItem {

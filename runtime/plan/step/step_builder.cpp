@@ -23,7 +23,9 @@ StepPlan build_training_step(const Workload& workload, const Placement& placemen
 
 StepPlan build_recorded_step(const Workload& workload, const Placement& placement,
                              const WhichList& which) {
-  return build(workload, placement, &Builder::training, which, /*records=*/true);
+  const WhichList recorded{
+      .place = which.place, .phase = which.phase, .speculation = kNothingAhead};
+  return build(workload, placement, &Builder::training, recorded, /*records=*/true);
 }
 
 StepPlan build_fill(const Workload& workload, const Placement& placement, const WhichList& which) {

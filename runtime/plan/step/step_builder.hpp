@@ -10,6 +10,14 @@
 
 namespace spillway::plan {
 
+/// What a list has of the updates of `Placement::speculative_blocks`. No effect where there are
+/// none.
+struct Speculation {
+  bool found = true;  ///< those of the step before are kept, and need no update here
+  bool made = true;   ///< in the last round's backward they are updated, as if nothing were clipped
+};
+inline constexpr Speculation kNothingAhead{.found = false, .made = false};
+
 /// What sets apart the lists of one workload and placement.
 struct WhichList {
   /// Place of the rank that runs it, whose part of a sum over a tensor group may be a little larger
@@ -17,13 +25,15 @@ struct WhichList {
   GridPlace place{};
   /// Number among those that steps of a pipeline that stays full use in rotation (StaleStage).
   std::uint32_t phase = 0;
+  Speculation speculation{};
 };
 
 /// Returns one training step in deferred mode: the previous step's update (ops marked
 /// `if_pending`), block by block just ahead of the block's forward; then the rounds, in the last of
 /// which each block's norms follow its gradient; then the first reads of the next step's state. In
 /// a pipeline that stays full (StaleStage) the update stands first, and the step has the
-/// first passes of the next one.
+/// first passes of the next one. Speculative blocks are updated in the last round's backward, each
+/// behind its gradient, and go to the spare slots of their tiles once the commit is durable.
 [[nodiscard]] StepPlan build_training_step(const Workload& workload, const Placement& placement,
                                            const WhichList& which = {});
 
@@ -38,9 +48,9 @@ struct WhichList {
                                   const WhichList& which = {});
 
 /// Returns only the pending update and its commit: after the last step, before an evaluation or a
-/// snapshot.
+/// snapshot. By default it has all blocks.
 [[nodiscard]] StepPlan build_flush(const Workload& workload, const Placement& placement,
-                                   const WhichList& which = {});
+                                   const WhichList& which = {.speculation = kNothingAhead});
 
 /// Returns forward and loss of one round of micro-batches, no gradients.
 [[nodiscard]] StepPlan build_evaluation(const Workload& workload, const Placement& placement,

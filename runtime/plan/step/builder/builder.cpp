@@ -7,6 +7,7 @@ namespace spillway::plan {
 Builder::Builder(const Workload& workload, const Placement& placement, const WhichList& which,
                  bool records)
     : workload_(workload),
+      speculation_(which.speculation),
       step_(workload, placement, which),
       state_(step_, weights_, records),
       passes_(workload.sums_passes() ? static_cast<PassWriter&>(of_group_) : whole_) {}
@@ -29,6 +30,14 @@ void Builder::forward_layer(std::uint32_t layer, MicroBatches range, bool train,
   }
 }
 
+/// Appends the updates of a layer whose gradients are complete, ahead of the decision, if the list
+/// has any.
+void Builder::update_ahead(std::uint32_t layer) {
+  if (!speculation_.made || step_.round + 1 != workload_.rounds) return;
+  const BlockRange blocks = workload_.blocks_of(layer);
+  for (std::uint32_t block = blocks.end; block-- > blocks.first;) state_.update_ahead(block);
+}
+
 /// Appends one pass forward and backward. `update_first`: the pending update of each block stands
 /// just ahead of the block's forward, so that on every lane it delays nothing that an earlier block
 /// needs.
@@ -45,7 +54,11 @@ void Builder::pass(MicroBatches range, bool update_first) {
     state_.append_step_commit();
   }
   passes_.visit_head(range, /*train=*/true);
-  for (std::uint32_t layer = last; layer-- > 0;) passes_.backward_layer(layer, range);
+  update_ahead(last);
+  for (std::uint32_t layer = last; layer-- > 0;) {
+    passes_.backward_layer(layer, range);
+    update_ahead(layer);
+  }
   if (workload_.operator_tiles && range.last == workload_.micro_batches)
     gradients_.finish_gradient(0);
 }
@@ -66,6 +79,7 @@ void Builder::training() {
   if (workload_.external) return external_.training();
   if (!workload_.stage.chunks.empty()) return staged_training();
   step_.trains = true;
+  state_.find_ahead(speculation_.found);
   for (std::uint32_t r = 0; r < workload_.rounds; ++r) round(r);
   state_.read_ahead();
 }
@@ -85,6 +99,7 @@ void Builder::evaluation() {
 }
 
 void Builder::flush() {
+  state_.find_ahead(speculation_.found);
   if (workload_.stale.stays_full()) {
     for (std::uint32_t block = 0; block < blocks(); ++block) state_.stash_block(block);
   }

@@ -9,6 +9,7 @@
 #include "runtime/plan/step/builder/external_passes.hpp"
 #include "runtime/plan/step/builder/pass_writer.hpp"
 #include "runtime/plan/step/builder/state_side.hpp"
+#include "runtime/plan/step/step_builder.hpp"
 
 namespace spillway::plan {
 
@@ -35,6 +36,7 @@ class Builder {
   StepPlan take() { return std::move(step_.ops.plan()); }
 
  private:
+  void update_ahead(std::uint32_t layer);
   void forward_layer(std::uint32_t layer, MicroBatches range, bool train, bool update_first);
   void pass(MicroBatches range, bool update_first);
   void round(std::uint32_t round);
@@ -51,6 +53,7 @@ class Builder {
   }
 
   const Workload& workload_;
+  const Speculation speculation_;
   StepDraft step_;
   Weights weights_{step_};
   Gradients gradients_{step_};

@@ -9,6 +9,10 @@
 
 namespace spillway::plan {
 
+/// Whether an update is the one that the step before has decided, or that of this step, which is
+/// not decided yet.
+enum class UpdateTime : std::uint8_t { pending, ahead };
+
 class StateSide : public OpWriter {
  public:
   /// Begins a list. `records`: state that lives in memory goes to disk after its update.
@@ -23,6 +27,11 @@ class StateSide : public OpWriter {
   void stash_block(std::uint32_t block);
   /// Appends the pending update of a block, and its new parameters if they live on the device.
   void update_block(std::uint32_t block);
+  /// Leaves out the pending updates of speculative blocks, if the step before has made them.
+  void find_ahead(bool found) { finds_ahead_ = found; }
+  /// Appends the update of a speculative block whose gradient is complete, ahead of the decision.
+  /// No effect for other blocks.
+  void update_ahead(std::uint32_t block);
   /// Appends the commit of the step, unless some state goes to disk only by a snapshot.
   void append_step_commit();
   /// Appends the first reads of the next step's state.
@@ -32,9 +41,12 @@ class StateSide : public OpWriter {
 
  private:
   void update_tile(std::uint32_t tile);
+  Buffer stage_tile(std::uint32_t tile, UpdateTime when);
+  void append_update(std::uint32_t tile, const Buffer& state, UpdateTime when);
   /// Brings a tile that lives in memory to its spare slot on disk.
   void record_tile(std::uint32_t tile);
-  void write_tile(std::uint32_t tile, const Buffer& state);
+  void write_tile(std::uint32_t tile, const Buffer& state, UpdateTime when);
+  [[nodiscard]] Value parameters_after(std::uint32_t block, UpdateTime when) const;
   /// Appends a commit, which waits for all that is written.
   void append_commit();
   [[nodiscard]] bool keeps_parameters_with_state() const {
@@ -43,6 +55,7 @@ class StateSide : public OpWriter {
 
   Weights& weights_;
   const bool records_;
+  bool finds_ahead_ = false;
   std::vector<std::uint32_t> staged_tile_;  // by staging buffer: the last tile in it
   std::uint32_t staging_visits_ = 0;        // of tiles that live on disk: `read_ahead` counts on it
   std::uint32_t record_visits_ = 0;

@@ -29,6 +29,7 @@ void check_placement(const Workload& workload, const Placement& placement) {
   for (const BlockCut& block : placement.blocks) {
     SPILLWAY_ASSERT(is_admissible(workload, block));
   }
+  SPILLWAY_ASSERT(placement.speculative_blocks == 0 || may_speculate(workload, placement));
   const bool uses_slots = placement.boundary_slots > 0;
   SPILLWAY_ASSERT(!workload.operator_tiles || placement.blocks[0].resident());
   // A list leaves no slot to the next one.
