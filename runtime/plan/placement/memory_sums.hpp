@@ -42,8 +42,8 @@ class MemorySums {
   [[nodiscard]] Bytes share_of(PoolKind pool) const {
     return shares_[static_cast<std::size_t>(pool)];
   }
-  /// Returns the buffers of a pool that do not belong to blocks.
-  [[nodiscard]] Row row(PoolKind pool, const Placement& placement) const;
+  /// Returns what the blocks need of the buffers that they share.
+  [[nodiscard]] Strides strides() const;
 
  private:
   /// Whether the rounds of some block's gradients are summed on the host.

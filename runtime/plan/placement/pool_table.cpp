@@ -11,53 +11,53 @@
 namespace spillway::plan {
 namespace {
 
-// Which blocks have a share
+// How a block is placed that has a share
 
-bool any_block(const PoolSizes&, std::uint32_t, const BlockCut&) { return true; }
-bool resident_alone(const PoolSizes& s, std::uint32_t, const BlockCut& cut) {
-  return cut.resident() && !s.workload().shares_updates();
+constexpr CutSet kAnyCut{};
+constexpr CutSet kNoCut{.parameters = 0};
+constexpr Places kOnDevice = place_of(Tier::device);
+constexpr Places kElsewhere = kAnyPlace & ~kOnDevice;
+constexpr CutSet kResident{.parameters = kOnDevice};
+constexpr CutSet kStreamed{.parameters = kElsewhere};
+
+CutSet if_so(bool holds, const CutSet& cuts) { return holds ? cuts : kNoCut; }
+
+CutSet any_block(const PoolSizes&, std::uint32_t) { return kAnyCut; }
+CutSet resident_alone(const PoolSizes& s, std::uint32_t) {
+  return if_so(!s.workload().shares_updates(), kResident);
 }
-bool resident_of_ranks(const PoolSizes& s, std::uint32_t, const BlockCut& cut) {
-  return cut.resident() && s.workload().shares_updates();
+CutSet resident_of_ranks(const PoolSizes& s, std::uint32_t) {
+  return if_so(s.workload().shares_updates(), kResident);
 }
-bool resident_and_stashed(const PoolSizes& s, std::uint32_t, const BlockCut& cut) {
-  return cut.resident() && s.workload().stale.stays_full();
+CutSet resident_and_stashed(const PoolSizes& s, std::uint32_t) {
+  return if_so(s.workload().stale.stays_full(), kResident);
 }
-bool streamed(const PoolSizes&, std::uint32_t, const BlockCut& cut) { return !cut.resident(); }
-bool streamed_and_stashed(const PoolSizes& s, std::uint32_t, const BlockCut& cut) {
-  return !cut.resident() && s.workload().stale.stays_full();
+CutSet streamed(const PoolSizes&, std::uint32_t) { return kStreamed; }
+CutSet streamed_and_stashed(const PoolSizes& s, std::uint32_t) {
+  return if_so(s.workload().stale.stays_full(), kStreamed);
 }
-bool secondary(const PoolSizes& s, std::uint32_t block, const BlockCut&) {
-  return s.workload().keeps_secondary(block);
+CutSet secondary(const PoolSizes& s, std::uint32_t block) {
+  return if_so(s.workload().keeps_secondary(block), kAnyCut);
 }
-bool device_updates(const PoolSizes&, std::uint32_t, const BlockCut& cut) {
-  return cut.state == Tier::device;
+CutSet device_updates(const PoolSizes&, std::uint32_t) { return {.state = kOnDevice}; }
+CutSet host_updates(const PoolSizes&, std::uint32_t) { return {.state = kElsewhere}; }
+CutSet device_sums(const PoolSizes& s, std::uint32_t) {
+  return if_so(s.workload().sums_gradients(), {.gradients = kOnDevice, .state = kElsewhere});
 }
-bool host_updates(const PoolSizes&, std::uint32_t, const BlockCut& cut) {
-  return cut.state != Tier::device;
-}
-bool device_sums(const PoolSizes& s, std::uint32_t, const BlockCut& cut) {
-  return cut.state != Tier::device && cut.gradients == Tier::device &&
-         s.workload().sums_gradients();
-}
-bool host_keeps_state(const PoolSizes&, std::uint32_t, const BlockCut& cut) {
-  return cut.state == Tier::host;
-}
-bool disk_keeps_state(const PoolSizes& s, std::uint32_t, const BlockCut& cut) {
-  return s.commits() || cut.state == Tier::nvme;
+CutSet host_keeps_state(const PoolSizes&, std::uint32_t) { return {.state = place_of(Tier::host)}; }
+CutSet disk_keeps_state(const PoolSizes& s, std::uint32_t) {
+  return s.commits() ? kAnyCut : CutSet{.state = place_of(Tier::nvme)};
 }
 template <Tier kHome>
-bool boundary_waits(const PoolSizes& s, std::uint32_t block, const BlockCut& cut) {
+CutSet boundary_waits(const PoolSizes& s, std::uint32_t block) {
   const PoolSizes::Block& b = s.block(block);
-  return b.starts_layer && s.workload().has_output(s.workload().layer_of(block)) &&
-         boundary_home(cut.output, b.output_waits) == kHome;
-}
-bool saved_on_device(const PoolSizes& s, std::uint32_t block, const BlockCut& cut) {
-  return cut.saved && !s.saved_leaves(block, cut);
+  const bool has_home = boundary_home(kHome, b.output_waits) == kHome;
+  return if_so(b.starts_layer && has_home && s.workload().has_output(s.workload().layer_of(block)),
+               {.output = place_of(kHome)});
 }
 template <Tier kHome>
-bool saved_leaves_for(const PoolSizes& s, std::uint32_t block, const BlockCut& cut) {
-  return s.saved_leaves(block, cut) && cut.saved == kHome;
+CutSet saved_in(const PoolSizes&, std::uint32_t) {
+  return {.saved = place_of(kHome)};
 }
 
 // Number of buffers that blocks share
@@ -256,7 +256,7 @@ constexpr std::array<PoolRule, kPoolCount> kPools{{
     {PoolKind::recomputed_boundary, Tier::device, "recomputed_boundary", "recomputed boundary",
      PoolLayout::row, one_if_unread, boundary},
     {PoolKind::saved_activations, Tier::device, "saved_activations", "saved activations",
-     PoolLayout::saved, saved_on_device, saved, Found::rounds_in_flight},
+     PoolLayout::saved, saved_in<Tier::device>, saved, Found::rounds_in_flight},
     {PoolKind::saved_activation_slots, Tier::device, "saved_activation_slots",
      "saved activation slots", PoolLayout::slots, saved_slots, largest_leaving},
     {PoolKind::recomputation_scratch, Tier::device, "recomputation_scratch",
@@ -291,7 +291,7 @@ constexpr std::array<PoolRule, kPoolCount> kPools{{
     {PoolKind::boundary_staging, Tier::host, "boundary_staging", "boundary staging",
      PoolLayout::slots, boundary_staging, boundary_in_pages},
     {PoolKind::host_saved_activations, Tier::host, "host_saved_activations", "saved activations",
-     PoolLayout::saved, saved_leaves_for<Tier::host>, saved, Found::rounds_in_flight},
+     PoolLayout::saved, saved_in<Tier::host>, saved, Found::rounds_in_flight},
     {PoolKind::saved_activation_staging, Tier::host, "saved_activation_staging",
      "saved activation staging", PoolLayout::slots, saved_staging, largest_staged},
     {PoolKind::host_parameters, Tier::host, "host_parameters", "parameters", PoolLayout::tiles,
@@ -317,7 +317,7 @@ constexpr std::array<PoolRule, kPoolCount> kPools{{
     {PoolKind::disk_boundaries, Tier::nvme, "disk_boundaries", "boundary activations",
      PoolLayout::layers, boundary_waits<Tier::nvme>, boundary_in_pages},
     {PoolKind::disk_saved_activations, Tier::nvme, "disk_saved_activations", "saved activations",
-     PoolLayout::saved, saved_leaves_for<Tier::nvme>, saved_in_pages, Found::rounds_in_flight},
+     PoolLayout::saved, saved_in<Tier::nvme>, saved_in_pages, Found::rounds_in_flight},
     {PoolKind::disk_state, Tier::nvme, "disk_state", "state, two slots", PoolLayout::tiles,
      disk_keeps_state, both_slots, Found::everything},
 }};
@@ -332,12 +332,17 @@ constexpr bool is_in_order() {
 static_assert(is_in_order());
 
 constexpr bool belongs_to_blocks(const PoolRule& rule) { return rule.layout < PoolLayout::row; }
+template <Tier kTier>
+constexpr bool lies_in(const PoolRule& rule) {
+  return rule.tier == kTier;
+}
 
-constexpr auto kBlockPools = [] {
-  std::array<PoolKind, std::ranges::count_if(kPools, belongs_to_blocks)> pools{};
+template <bool (*kBelongs)(const PoolRule&)>
+constexpr auto kPoolsThat = [] {
+  std::array<PoolKind, static_cast<std::size_t>(std::ranges::count_if(kPools, kBelongs))> pools{};
   std::size_t next = 0;
   for (const PoolRule& rule : kPools) {
-    if (belongs_to_blocks(rule)) pools[next++] = rule.pool;
+    if (kBelongs(rule)) pools[next++] = rule.pool;
   }
   return pools;
 }();
@@ -345,7 +350,15 @@ constexpr auto kBlockPools = [] {
 }  // namespace
 
 const PoolRule& rule_of(PoolKind pool) { return kPools[static_cast<std::size_t>(pool)]; }
-std::span<const PoolKind> block_pools() { return kBlockPools; }
+std::span<const PoolKind> block_pools() { return kPoolsThat<belongs_to_blocks>; }
+std::span<const PoolKind> pools_in(Tier tier) {
+  switch (tier) {
+    case Tier::device: return kPoolsThat<lies_in<Tier::device>>;
+    case Tier::host: return kPoolsThat<lies_in<Tier::host>>;
+    case Tier::nvme: return kPoolsThat<lies_in<Tier::nvme>>;
+  }
+  return {};
+}
 
 Tier tier_of(PoolKind pool) { return rule_of(pool).tier; }
 std::string_view name_of(PoolKind pool) { return rule_of(pool).name; }

@@ -59,9 +59,26 @@ struct SizedBuffer {
   Strides strides{};        ///< of what blocks share
 };
 
+/// Places of one part of a block, a bit for each tier; of what it saves, one more for none.
+using Places = std::uint8_t;
+inline constexpr Places kAnyPlace = 0xF;
+inline constexpr std::size_t kPlaces = 4;
+[[nodiscard]] constexpr Places place_of(Tier tier) {
+  return static_cast<Places>(1U << static_cast<unsigned>(tier));
+}
+
+/// The ways to place a block: each of its parts in one of these places.
+struct CutSet {
+  Places parameters = kAnyPlace;
+  Places gradients = kAnyPlace;
+  Places state = kAnyPlace;
+  Places output = kAnyPlace;
+  Places saved = kAnyPlace;
+};
+
 /// A row of the table.
 struct PoolRule {
-  using HasShare = bool (*)(const PoolSizes& sizes, std::uint32_t block, const BlockCut& cut);
+  using Sharers = CutSet (*)(const PoolSizes& sizes, std::uint32_t block);
   using Count = std::uint64_t (*)(const Workload& workload, const Placement& placement);
   using Size = Bytes (*)(const SizedBuffer& buffer);
 
@@ -70,8 +87,8 @@ struct PoolRule {
   std::string_view name;   ///< in the text of a plan
   std::string_view label;  ///< in the memory table
   PoolLayout layout;
-  std::variant<HasShare, Count> owner;  ///< blocks that are placed so have a share; or a number
-  Size size;                            ///< of one buffer
+  std::variant<Sharers, Count> owner;  ///< how a block is placed that has a share; or a number
+  Size size;                           ///< of one buffer
   Found found = Found::nothing;
   ExternalRuns external = ExternalRuns::none;
   Size behind = nullptr;  ///< of one more buffer, behind those of blocks
@@ -83,5 +100,7 @@ struct PoolRule {
 
 /// Returns the pools whose buffers belong to blocks, in their order.
 [[nodiscard]] std::span<const PoolKind> block_pools();
+/// Returns the pools of a tier, in their order.
+[[nodiscard]] std::span<const PoolKind> pools_in(Tier tier);
 
 }  // namespace spillway::plan

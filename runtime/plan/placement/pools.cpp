@@ -49,6 +49,20 @@ Row gradient_row(const PoolRule& rule, SizedBuffer buffer, const Placement& plac
           .last = bytes(vector_elements(buffer.sizes.workload()))};
 }
 
+void add_to(PoolSizes::Block::ByPlace& pools, PoolKind pool, Places places) {
+  for (std::size_t place = 0; place < kPlaces; ++place) {
+    if ((places >> place & 1U) != 0) pools[place] |= set_of(pool);
+  }
+}
+
+void add_to(PoolSizes::Block& block, PoolKind pool, const CutSet& cuts) {
+  add_to(block.parameters, pool, cuts.parameters);
+  add_to(block.gradients, pool, cuts.gradients);
+  add_to(block.state, pool, cuts.state);
+  add_to(block.output, pool, cuts.output);
+  add_to(block.saved, pool, cuts.saved);
+}
+
 class PoolMaker {
  public:
   PoolMaker(const Workload& workload, const Placement& placement)
@@ -67,8 +81,9 @@ class PoolMaker {
       }
       SPILLWAY_ASSERT(at(pool).bytes() == sums_.share_of(pool));
     }
+    const Strides strides = sums_.strides();
     for (std::size_t p = 0; p < kPoolCount; ++p) {
-      lay_row(pools_[p], sums_.row(static_cast<PoolKind>(p), placement_));
+      lay_row(pools_[p], row_of(static_cast<PoolKind>(p), sizes_, placement_, strides));
     }
     return std::move(pools_);
   }
@@ -141,14 +156,17 @@ PoolSizes::PoolSizes(const Workload& workload, StateFormat format, ElementCount 
   saved_sizes_ = distinct(std::move(saved_sizes_));
   for (std::uint32_t b = 0; b < size(); ++b) {
     Block& block = blocks_[b];
-    for (const PoolKind pool : block_pools()) {
-      block.shares[static_cast<std::size_t>(pool)] = share(pool, b);
-    }
     const std::uint32_t layer = workload.layer_of(b);
     block.starts_layer = layer < workload.head_layer() && workload.first_block(layer) == b;
     block.output_waits = workload.output_waits(layer);
     block.padded_index = index_in(padded_sizes_, workload.blocks[b].padded_parameters.value());
     block.saved_index = index_in(saved_sizes_, saved(b).value());
+    for (const PoolKind pool : block_pools()) {
+      const Bytes bytes = share(pool, b);
+      block.shares[static_cast<std::size_t>(pool)] = bytes;
+      if (bytes > Bytes{})
+        add_to(block, pool, std::get<PoolRule::Sharers>(rule_of(pool).owner)(*this, b));
+    }
   }
 }
 

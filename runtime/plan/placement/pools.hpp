@@ -40,15 +40,26 @@ using Pools = std::array<Pool, kPoolCount>;
 /// Returns the lines of these pools in the memory table.
 [[nodiscard]] std::vector<MemoryItem> memory_items(const Pools& pools);
 
+/// A set of pools, a bit for each.
+using PoolSet = std::uint64_t;
+static_assert(kPoolCount <= 64);
+[[nodiscard]] constexpr PoolSet set_of(PoolKind pool) {
+  return PoolSet{1} << static_cast<unsigned>(pool);
+}
+
 /// The shares of blocks, wherever they are placed; of one workload, tile size and state format.
 class PoolSizes {
  public:
   struct Block {
     std::array<Bytes, kPoolCount> shares{};  ///< of the pools of blocks; others: 0
-    std::uint32_t padded_index = 0;          ///< place of its parameters among all sizes that occur
-    std::uint32_t saved_index = 0;           ///< the same of what it saves; the head saves nothing
-    bool starts_layer = false;               ///< and another layer reads the output of its layer
-    bool output_waits = false;               ///< for a backward: Workload::output_waits
+    /// The pools in which it has bytes if that part of it is in that place (CutSet); for what has
+    /// bytes anyway, all.
+    using ByPlace = std::array<PoolSet, kPlaces>;
+    ByPlace parameters{}, gradients{}, state{}, output{}, saved{};
+    std::uint32_t padded_index = 0;  ///< place of its parameters among all sizes that occur
+    std::uint32_t saved_index = 0;   ///< the same of what it saves; the head saves nothing
+    bool starts_layer = false;       ///< and another layer reads the output of its layer
+    bool output_waits = false;       ///< for a backward: Workload::output_waits
     bool operator==(const Block&) const = default;
   };
 
@@ -56,9 +67,16 @@ class PoolSizes {
   PoolSizes(const Workload& workload, StateFormat format, ElementCount tile_parameters,
             bool commits);
 
-  /// Whether a block that is placed so has its share of a pool of blocks.
+  /// Returns the pools of blocks in which a block that is placed so has bytes.
+  [[nodiscard]] PoolSet pools_of(std::uint32_t block, const BlockCut& cut) const {
+    const auto place = [](Tier tier) { return static_cast<std::size_t>(tier); };
+    const Block& b = blocks_[block];
+    return b.parameters[place(cut.parameters)] & b.gradients[place(cut.gradients)] &
+           b.state[place(cut.state)] & b.output[place(cut.output)] &
+           b.saved[cut.saved ? place(*cut.saved) : kPlaces - 1];
+  }
   [[nodiscard]] bool has_share(PoolKind pool, std::uint32_t block, const BlockCut& cut) const {
-    return std::get<PoolRule::HasShare>(rule_of(pool).owner)(*this, block, cut);
+    return (pools_of(block, cut) & set_of(pool)) != 0;
   }
   /// Bytes of one of the buffers in a block's share: of a tile of so many parameters, or of a
   /// micro-batch.
