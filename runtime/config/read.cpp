@@ -109,6 +109,7 @@ void settle_batch(ConfigFile& file, std::uint32_t ranks, TrainOptions& options) 
   AutomaticOptions& automatic = options.automatic;
   automatic.micro_batch =
       file.has(kMicro) && !micro && !(train && (accumulation || !file.has(kMicro)));
+  automatic.rounds = file.is_auto(*find_option("spillway.rounds"));
   automatic.accumulation =
       !accumulation && (automatic.micro_batch || (file.has(kAccumulation) && !train));
   if (!train) {

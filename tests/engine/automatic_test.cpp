@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <tuple>
+
 #include "runtime/base/error.hpp"
 #include "runtime/engine/prepare/resolve.hpp"
 #include "tests/model/tiny_models.hpp"
@@ -89,6 +91,33 @@ TEST(Automatic, AStepHasTheTokensThatAreAskedFor) {
   EXPECT_EQ(neither.gradient_accumulation_steps, 1U);
 }
 
+TEST(Automatic, RoundsStayOpenAndTheMicroBatchMayFitWithAnyNumberOfThem) {
+  const std::string file = R"({"train_batch_size": 16, "train_micro_batch_size_per_gpu": "auto",
+                               "gradient_accumulation_steps": "auto", "spillway": {"rounds": )";
+  model::ModelConfig config = model::tiny_gpt2();
+  std::uint32_t larger = 0;
+  for (std::uint64_t kib = 4096; kib >= 16; kib -= kib / 4) {
+    const auto chosen = [&](const char* rounds) {
+      config::TrainOptions options =
+          config::parse_train_config(file + rounds + "}}", "auto.json").options;
+      options.device = config::DeviceKind::host;
+      resolve(options, config);
+      const plan::Budgets budgets{.device = Bytes{kib << 10}, .host = 1_GiB, .nvme = 1_GiB};
+      std::ignore = choose_automatic(
+          options, config,
+          [&](const config::TrainOptions&, const plan::Workload&) { return budgets; });
+      return options;
+    };
+    const config::TrainOptions one = chosen("1"), open = chosen("\"auto\"");
+    EXPECT_TRUE(open.automatic.rounds && open.automatic.micro_batch);
+    EXPECT_FALSE(one.automatic.rounds || one.automatic.micro_batch);
+    EXPECT_EQ(open.rounds, 1U);
+    EXPECT_GE(open.micro_batch, one.micro_batch);
+    larger += open.micro_batch > one.micro_batch ? 1 : 0;
+  }
+  EXPECT_GT(larger, 0U);
+}
+
 TEST(Resolve, RefusesAContextThatIsTooLongForTheModel) {
   const model::ModelConfig config = model::tiny_gpt2();
   config::TrainOptions options;
@@ -103,16 +132,19 @@ TEST(Resolve, RefusesAContextThatIsTooLongForTheModel) {
 TEST(Automatic, AResumedRunKeepsWhatItChose) {
   config::TrainOptions recorded;
   recorded.micro_batch = 2;
+  recorded.rounds = 4;
   recorded.gradient_accumulation_steps = 12;
   recorded.compute = DType::bf16;
   recorded.state_format = StateFormat::split;
   config::TrainOptions now =
       config::parse_train_config(R"({"train_batch_size": 24, "bf16": {"enabled": "auto"},
-                                            "train_micro_batch_size_per_gpu": "auto"})",
+                                            "train_micro_batch_size_per_gpu": "auto",
+                                            "spillway": {"rounds": "auto"}})",
                                  "auto.json")
           .options;
   take_automatic(now, recorded);
   EXPECT_EQ(now.micro_batch, 2U);
+  EXPECT_EQ(now.rounds, 4U);
   EXPECT_EQ(now.gradient_accumulation_steps, 12U);
   EXPECT_EQ(now.compute, DType::bf16);
   EXPECT_EQ(now.state_format, StateFormat::split);

@@ -170,7 +170,7 @@ MadePlan make_plan(const PlanRequest& request, const Note& note) {
   made.cuts = plan::report_cuts(
       made.plan.workload, made.plan.budgets, engine::placement_request(made.plan.options),
       made.plan.profile, {.placement = made.plan.placement, .prediction = made.plan.prediction});
-  made.faster = faster_rounds(made.plan, config);
+  if (!made.plan.shape) made.faster = faster_rounds(made.plan, config);
   return made;
 }
 

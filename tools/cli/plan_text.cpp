@@ -7,6 +7,8 @@
 #include <array>
 #include <iterator>
 
+#include "runtime/engine/prepare/step_shape.hpp"
+
 namespace spillway::cli {
 
 using nlohmann::ordered_json;
@@ -114,6 +116,13 @@ ordered_json to_json(const engine::ShownShare& share) {
                         {"threads", share.threads}, {"state", share.state}};
   if (!share.gpu.empty()) document["gpu"] = share.gpu;
   return document;
+}
+
+ordered_json to_json(const engine::PricedShape& priced) {
+  return {{"rounds", priced.shape.rounds},
+          {"train_micro_batch_size_per_gpu", priced.shape.micro_batch},
+          {"gradient_accumulation_steps", priced.shape.accumulation},
+          {"step_seconds", priced.step_seconds}};
 }
 
 std::string more_seconds(double seconds) { return fmt::format("{:.4f} s", seconds); }
@@ -260,6 +269,7 @@ std::string to_text(const PlanView& view) {
                    view.faster->rounds, 100 * (seconds / view.faster->step_seconds - 1),
                    view.faster->step_seconds);
   }
+  if (view.plan.shape) fmt::format_to(out, "chosen     {}\n", engine::to_text(*view.plan.shape));
   return text;
 }
 
@@ -314,6 +324,10 @@ nlohmann::ordered_json to_json(const PlanView& view) {
   if (view.faster) {
     document["faster_rounds"] = {{"rounds", view.faster->rounds},
                                  {"step_seconds", view.faster->step_seconds}};
+  }
+  if (const auto& shape = view.plan.shape) {
+    document["chosen_shape"] = to_json(shape->chosen);
+    if (shape->next) document["chosen_shape"]["next_best"] = to_json(*shape->next);
   }
   document["bounding_lane"] = plan::name_of(view.plan.prediction.bounding);
   document["profile"] = {{"gpu_flops", view.plan.profile.gpu_flops},

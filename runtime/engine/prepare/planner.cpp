@@ -12,6 +12,7 @@
 #include "runtime/engine/prepare/place.hpp"
 #include "runtime/engine/prepare/score_gradients.hpp"
 #include "runtime/engine/prepare/stage_layers.hpp"
+#include "runtime/engine/prepare/step_shape.hpp"
 #include "runtime/engine/prepare/workload.hpp"
 #include "runtime/engine/ranks/rank_agreement.hpp"
 #include "runtime/plan/search/choose.hpp"
@@ -59,6 +60,12 @@ std::uint64_t commit_every_of(const Planned& planned, RankGroups& ranks) {
                                                 planned.profile, planned.prediction.step_seconds));
 }
 
+/// Gives the step another shape. It has no stages, whose micro-batches are its rounds.
+void reshape(Planned& planned, const ShapeRequest& request, const StepShape& shape) {
+  take_shape(planned.options, shape);
+  planned.workload = make_workload(request.model, planned.options, request.replicas);
+}
+
 /// Refuses what ranks that have micro-batches of their own exclude in this version.
 void check_replicas(const config::TrainOptions& options, const plan::Replicas& replicas) {
   if (replicas.count == 1) return;
@@ -90,6 +97,9 @@ Planned plan_rank(const model::ModelConfig& config, config::TrainOptions resolve
   const plan::Workload whole = make_workload(config, options, replicas);
   planned.workload = of_stage(whole, options, stage);
   planned.budgets = machine.budgets(options, planned.workload);
+  const ShapeRequest shapes{config, options, replicas, planned.budgets};
+  const bool searches = leaves_shape_open(options);
+  if (searches) reshape(planned, shapes, first_shape(shapes));
   const auto take_cut = [&](const plan::BalancedLayers& layers, config::TrainOptions& named) {
     named.pipeline.parts = layers.layers;
     planned.workload = of_stage(whole, named, stage);
@@ -107,6 +117,13 @@ Planned plan_rank(const model::ModelConfig& config, config::TrainOptions resolve
     take_cut(layers, options);  // a run keeps its cut
     fitting = place(config, options, planned.workload, planned.budgets);
     note_cut(layers, note);
+  }
+  options.automatic = {};
+  if (searches) {
+    planned.shape = fastest_shape(shapes, planned.profile);
+    reshape(planned, shapes, ranks.first(planned.shape->chosen.shape));
+    fitting = place(config, options, planned.workload, planned.budgets);
+    note(to_text(*planned.shape));
   }
   place_fastest(planned, fitting, ranks);
   planned.commit_every = commit_every_of(planned, ranks);
