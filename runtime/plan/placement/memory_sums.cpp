@@ -33,7 +33,9 @@ void MemorySums::apply(std::uint32_t block, const BlockCut& cut, const Sum& sum,
   const PoolSizes::Block& size = sizes_->block(block);
   for (const PoolKind pool : block_pools()) {
     const auto p = static_cast<std::size_t>(pool);
-    if (sizes_->has_share(pool, block, cut)) sum(shares_[p], size.shares[p]);
+    if (!sizes_->has_share(pool, block, cut)) continue;
+    sum(shares_[p], size.shares[p]);
+    sum(tier_shares_[static_cast<std::size_t>(tier_of(pool))], size.shares[p]);
   }
   if (!cut.resident() || sizes_->workload().gathers()) count(streamed_, size.padded_index);
   if (sizes_->saved_leaves(block, cut)) {
@@ -63,22 +65,22 @@ bool MemorySums::sums_on_host() const {
          share_of(PoolKind::host_gradients) > share_of(PoolKind::device_sums);
 }
 
-Row MemorySums::row(PoolKind pool, const Placement& placement) const {
-  const Strides strides{
+Strides MemorySums::strides() const {
+  return {
       .streamed = ElementCount{streamed_.largest(sizes_->padded_sizes())},
       .leaving = Bytes{leaving_.largest(sizes_->saved_sizes())},
       .staged = Bytes{staged_.largest(sizes_->saved_sizes())},
       .recomputed = Bytes{recomputed_.largest(sizes_->saved_sizes())},
       .lands = sums_on_host(),
   };
-  return row_of(pool, *sizes_, placement, strides);
 }
 
 Bytes memory_total(const Placement& placement, const MemorySums& sums, Tier tier) {
-  Bytes total;
+  Bytes total = sums.share_of(tier);
+  const Strides strides = sums.strides();
   for (std::size_t p = 0; p < kPoolCount; ++p) {
     const auto pool = static_cast<PoolKind>(p);
-    if (tier_of(pool) == tier) total += sums.share_of(pool) + sums.row(pool, placement).bytes();
+    if (tier_of(pool) == tier) total += row_of(pool, sums.sizes(), placement, strides).bytes();
   }
   return total;
 }

@@ -42,8 +42,12 @@ class MemorySums {
   [[nodiscard]] Bytes share_of(PoolKind pool) const {
     return shares_[static_cast<std::size_t>(pool)];
   }
-  /// Returns the buffers of a pool that do not belong to blocks.
-  [[nodiscard]] Row row(PoolKind pool, const Placement& placement) const;
+  /// Bytes of all blocks' shares of the pools of a tier: no more than it takes.
+  [[nodiscard]] Bytes share_of(Tier tier) const {
+    return tier_shares_[static_cast<std::size_t>(tier)];
+  }
+  /// Largest sizes, from which the buffers follow that do not belong to blocks.
+  [[nodiscard]] Strides strides() const;
 
  private:
   /// Whether the rounds of some block's gradients are summed on the host.
@@ -53,6 +57,7 @@ class MemorySums {
 
   const PoolSizes* sizes_;
   std::array<Bytes, kPoolCount> shares_{};
+  std::array<Bytes, 3> tier_shares_{};  ///< by tier
   SizeCounts streamed_, recomputed_, leaving_, staged_;
 };
 

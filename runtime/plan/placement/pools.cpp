@@ -67,8 +67,9 @@ class PoolMaker {
       }
       SPILLWAY_ASSERT(at(pool).bytes() == sums_.share_of(pool));
     }
+    const Strides strides = sums_.strides();
     for (std::size_t p = 0; p < kPoolCount; ++p) {
-      lay_row(pools_[p], sums_.row(static_cast<PoolKind>(p), placement_));
+      lay_row(pools_[p], row_of(static_cast<PoolKind>(p), sizes_, placement_, strides));
     }
     return std::move(pools_);
   }
