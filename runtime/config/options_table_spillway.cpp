@@ -118,9 +118,9 @@ void add_mathematics(std::vector<Option>& table) {
   rows.member<&Options::rounds>(
           {"rounds",
            "A step passes this often through the model; the number divides "
-           "`gradient_accumulation_steps`. With \"auto\", it and a micro-batch "
-           "that is \"auto\" are those with which a step is simulated to take "
-           "least; what is chosen is recorded."},
+           "`gradient_accumulation_steps`. With \"auto\", it and a micro-batch that is chosen are "
+           "those with which a step is simulated to take least; what is chosen is recorded.",
+           "1; \"auto\" where micro-batch and accumulation are chosen"},
           whole<std::uint32_t>(1))
       .automatic = automatic::kChosenLater;
   rows.member<&Options::sum_order>(

@@ -31,7 +31,10 @@ Chosen choose(std::string_view file, std::string_view stored, Bytes device = 1_G
       chosen.options, config, [&](const config::TrainOptions&, const plan::Workload&) {
         return plan::Budgets{.device = device, .host = 1_GiB, .nvme = 1_GiB};
       });
-  EXPECT_EQ(chosen.options.automatic, config::AutomaticOptions{});
+  config::AutomaticOptions open;  // until rates are known
+  open.rounds = chosen.options.automatic.rounds;
+  open.micro_batch = chosen.options.automatic.micro_batch;
+  EXPECT_EQ(chosen.options.automatic, open);
   return chosen;
 }
 
@@ -91,9 +94,24 @@ TEST(Automatic, AStepHasTheTokensThatAreAskedFor) {
   EXPECT_EQ(neither.gradient_accumulation_steps, 1U);
 }
 
+TEST(Automatic, RoundsAreOpenWhereTheFileSaysSoOrLeavesMicroBatchesOpenToo) {
+  const auto open = [](std::string_view text) {
+    return config::parse_train_config(text, "t").options.automatic.rounds;
+  };
+  EXPECT_FALSE(open("{}"));
+  EXPECT_FALSE(open(R"({"gradient_accumulation_steps": 8})"));
+  EXPECT_FALSE(open(R"({"train_micro_batch_size_per_gpu": "auto", "train_batch_size": 32,
+                        "gradient_accumulation_steps": 8})"));
+  EXPECT_TRUE(open(R"({"gradient_accumulation_steps": 8, "spillway": {"rounds": "auto"}})"));
+  EXPECT_TRUE(open(R"({"train_micro_batch_size_per_gpu": "auto", "train_batch_size": 32})"));
+  EXPECT_TRUE(open(R"({"spillway": {"tokens_per_step": 65536}})"));
+  EXPECT_FALSE(open(R"({"spillway": {"tokens_per_step": 65536, "rounds": 1}})"));
+}
+
 TEST(Automatic, RoundsStayOpenAndTheMicroBatchMayFitWithAnyNumberOfThem) {
   const std::string file = R"({"train_batch_size": 16, "train_micro_batch_size_per_gpu": "auto",
-                               "gradient_accumulation_steps": "auto", "spillway": {"rounds": )";
+                               "gradient_accumulation_steps": "auto",
+                               "spillway": {"activations": "device", "rounds": )";
   model::ModelConfig config = model::tiny_gpt2();
   std::uint32_t larger = 0;
   for (std::uint64_t kib = 4096; kib >= 16; kib -= kib / 4) {

@@ -127,7 +127,7 @@ config::TrainOptions usual_options(const model::ModelConfig& config) {
         "gradient_clipping": 1.0,
         "bf16": {"enabled": true},
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-5}},
-        "spillway": {"tokens_per_step": 65536}})",
+        "spillway": {"tokens_per_step": 65536, "rounds": 1}})",
                                                             "the usual configuration")
                                      .options;
   options.context = std::min(kContext, config.max_context);
