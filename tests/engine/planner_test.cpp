@@ -1,4 +1,4 @@
-// The plan on paper is the plan that trains: jobs of `spillway train` of 42 kinds, and beside each
+// The plan on paper is the plan that trains: jobs of `spillway train` of 49 kinds, and beside each
 // rank a plan for its place in the grid, made without any rank, from the budgets and rates that the
 // job has found. Every operation is compared.
 #include "runtime/engine/prepare/planner.hpp"
@@ -10,7 +10,6 @@
 #include <atomic>
 #include <fstream>
 #include <functional>
-#include <set>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -182,93 +181,6 @@ TEST_P(PlanOnPaper, HasTheOperationsOfTheOneThatTrains) {
 
 INSTANTIATE_TEST_SUITE_P(Grids, PlanOnPaper, testing::ValuesIn(kGrids),
                          [](const auto& grid) { return std::string(grid.param.name); });
-
-/// A machine with so much device memory that computes, and uploads over a slow link.
-class SlowLink final : public PlanningMachine {
- public:
-  explicit SlowLink(Bytes device) : device_(device) {}
-
-  [[nodiscard]] plan::Budgets budgets(const config::TrainOptions& /*options*/,
-                                      const plan::Workload& /*workload*/) override {
-    return {.device = device_, .host = 1_GiB, .nvme = 1_GiB};
-  }
-  [[nodiscard]] plan::MachineProfile profile(const config::TrainOptions& /*options*/,
-                                             const plan::Workload& /*whole*/,
-                                             const plan::Budgets& /*budgets*/,
-                                             const plan::Placement& /*fitting*/) override {
-    plan::MachineProfile profile;
-    profile.gpu_flops = 1e10;
-    profile.h2d = profile.d2h = 2e8;
-    profile.update = 1e9;
-    profile.net = profile.nvme_read = profile.nvme_write = 1e9;
-    profile.op_overhead_seconds = 1e-5;
-    return profile;
-  }
-
- private:
-  const Bytes device_;
-};
-
-Planned plan_alone(const config::TrainOptions& options, Bytes device) {
-  SlowLink machine(device);
-  RankGroups alone;
-  return plan_rank(tiny_llama(4), options, {}, StageLayers::chosen, machine, alone,
-                   [](const std::string&) {});
-}
-
-/// Returns the seconds of every shape that divides `windows` and fits.
-std::vector<PricedShape> price_all(config::TrainOptions options, std::uint32_t windows,
-                                   Bytes device) {
-  options.automatic = {};
-  std::vector<PricedShape> all;
-  for (std::uint32_t micro = windows; micro >= std::max(1U, windows / 4); micro /= 2) {
-    options.micro_batch = micro;
-    options.gradient_accumulation_steps = windows / micro;
-    for (options.rounds = 1; options.rounds <= windows / micro; ++options.rounds) {
-      if (windows / micro % options.rounds != 0) continue;
-      try {
-        const double seconds = plan_alone(options, device).prediction.step_seconds;
-        all.push_back({{options.rounds, micro, windows / micro}, seconds});
-      } catch (const Error& error) {
-        EXPECT_EQ(error.code(), ErrorCode::does_not_fit);
-      }
-    }
-  }
-  return all;
-}
-
-TEST(ShapeOfAStep, IsOneOfTheFastestOfAllThatFit) {
-  constexpr std::uint32_t kWindows = 16;
-  config::TrainOptions options = tiny_options();
-  options.device = config::DeviceKind::host;
-  options.context = 8;
-  options.rounds = 1;
-  resolve(options, tiny_llama(4));
-  std::set<std::uint32_t> rounds;
-  for (std::uint64_t kib = 64; kib <= 4096; kib += kib / 2) {
-    SCOPED_TRACE(kib);
-    const Bytes device{kib << 10};
-    const std::vector<PricedShape> all = price_all(options, kWindows, device);
-    if (all.empty()) continue;
-    options.micro_batch = all.front().shape.micro_batch;
-    options.gradient_accumulation_steps = all.front().shape.accumulation;
-    options.automatic.rounds = options.automatic.micro_batch = true;
-    const Planned plan = plan_alone(options, device);
-    ASSERT_TRUE(plan.shape.has_value());
-    EXPECT_EQ(plan.options.automatic, config::AutomaticOptions{});
-    const auto [shape, seconds] = plan.shape->chosen;
-    EXPECT_EQ(plan.prediction.step_seconds, seconds);
-    EXPECT_EQ(plan.options.rounds, shape.rounds);
-    EXPECT_EQ(std::uint64_t{shape.micro_batch} * shape.accumulation, kWindows);
-    EXPECT_EQ(config::windows_of_step(plan.options), kWindows);
-    for (const PricedShape& each : all) {
-      EXPECT_LE(seconds, 1.02 * each.step_seconds) << each.shape.rounds;
-      if (each.shape == shape) EXPECT_EQ(seconds, each.step_seconds);
-    }
-    rounds.insert(shape.rounds);
-  }
-  EXPECT_GT(rounds.size(), 1U);  // memory decides
-}
 
 TEST(PlanOfReplicas, RefusesWhatTheyExcludeByTheNameOfTheOption) {
   const std::pair<Adjust, const char*> excluded[] = {

@@ -7,8 +7,6 @@
 #include <array>
 #include <iterator>
 
-#include "runtime/engine/prepare/step_shape.hpp"
-
 namespace spillway::cli {
 
 using nlohmann::ordered_json;
@@ -269,7 +267,6 @@ std::string to_text(const PlanView& view) {
                    view.faster->rounds, 100 * (seconds / view.faster->step_seconds - 1),
                    view.faster->step_seconds);
   }
-  if (view.plan.shape) fmt::format_to(out, "chosen     {}\n", engine::to_text(*view.plan.shape));
   return text;
 }
 

@@ -60,10 +60,31 @@ std::uint64_t commit_every_of(const Planned& planned, RankGroups& ranks) {
                                                 planned.profile, planned.prediction.step_seconds));
 }
 
-/// Gives the step another shape. It has no stages, whose micro-batches are its rounds.
-void reshape(Planned& planned, const ShapeRequest& request, const StepShape& shape) {
-  take_shape(planned.options, shape);
-  planned.workload = make_workload(request.model, planned.options, request.replicas);
+/// Gives the step the shape that takes least by the machine's rates, which is that of the first
+/// rank for all. It has no stages, whose micro-batches are its rounds. Returns a placement that
+/// fits.
+plan::Placement take_fastest_shape(Planned& planned, const model::ModelConfig& config,
+                                   RankGroups& ranks) {
+  const plan::Replicas replicas = planned.workload.replicas;
+  const ChosenShape found =
+      fastest_shape({config, planned.options, replicas, planned.budgets}, planned.profile);
+  planned.shape = {.chosen = ranks.first(found.chosen), .next = found.next};
+  take_shape(planned.options, planned.shape->chosen.shape);
+  planned.workload = make_workload(config, planned.options, replicas);
+  return place(config, planned.options, planned.workload, planned.budgets);
+}
+
+/// Lets attention use what the placement leaves of the device's memory.
+void give_scores_the_rest(Planned& planned, const model::ModelConfig& config) {
+  const config::TrainOptions& options = planned.options;
+  const Bytes scores = spare_score_gradients(config, options, planned.workload, planned.placement,
+                                             planned.budgets.device);
+  if (scores == model::cuda::kScoreGradients) return;
+  planned.score_gradients = scores;
+  const ModelRuntime wider = make_model_sizes(config, options, scores);
+  planned.workload =
+      of_stage(make_workload(config, *wider.transformer, options, planned.workload.replicas),
+               options, planned.place.stage());
 }
 
 /// Refuses what ranks that have micro-batches of their own exclude in this version.
@@ -94,12 +115,14 @@ Planned plan_rank(const model::ModelConfig& config, config::TrainOptions resolve
   config::TrainOptions& options = planned.options;
   const std::uint32_t stage = planned.place.stage();
   const bool balances = balances_stages(options) && stage_layers == StageLayers::chosen;
+  const bool searches = leaves_shape_open(options);
+  const auto budgets_for = [&](const config::TrainOptions& tried, const plan::Workload& step) {
+    return machine.budgets(tried, step);
+  };
+  if (searches) planned.budgets = take_first_rounds(options, config, replicas, budgets_for);
   const plan::Workload whole = make_workload(config, options, replicas);
   planned.workload = of_stage(whole, options, stage);
-  planned.budgets = machine.budgets(options, planned.workload);
-  const ShapeRequest shapes{config, options, replicas, planned.budgets};
-  const bool searches = leaves_shape_open(options);
-  if (searches) reshape(planned, shapes, first_shape(shapes));
+  if (!searches) planned.budgets = machine.budgets(options, planned.workload);
   const auto take_cut = [&](const plan::BalancedLayers& layers, config::TrainOptions& named) {
     named.pipeline.parts = layers.layers;
     planned.workload = of_stage(whole, named, stage);
@@ -118,24 +141,15 @@ Planned plan_rank(const model::ModelConfig& config, config::TrainOptions resolve
     fitting = place(config, options, planned.workload, planned.budgets);
     note_cut(layers, note);
   }
+  if (searches) fitting = take_fastest_shape(planned, config, ranks);
   options.automatic = {};
-  if (searches) {
-    planned.shape = fastest_shape(shapes, planned.profile);
-    reshape(planned, shapes, ranks.first(planned.shape->chosen.shape));
-    fitting = place(config, options, planned.workload, planned.budgets);
+  place_fastest(planned, fitting, ranks);
+  if (planned.shape) {
+    planned.shape->chosen.step_seconds = planned.prediction.step_seconds;
     note(to_text(*planned.shape));
   }
-  place_fastest(planned, fitting, ranks);
   planned.commit_every = commit_every_of(planned, ranks);
-  // Attention may use what the placement leaves of the device's memory.
-  const Bytes scores = spare_score_gradients(config, options, planned.workload, planned.placement,
-                                             planned.budgets.device);
-  if (scores != model::cuda::kScoreGradients) {
-    planned.score_gradients = scores;
-    const ModelRuntime wider = make_model_sizes(config, options, scores);
-    planned.workload =
-        of_stage(make_workload(config, *wider.transformer, options, replicas), options, stage);
-  }
+  give_scores_the_rest(planned, config);
   return planned;
 }
 

@@ -15,13 +15,13 @@
 namespace spillway::engine {
 namespace {
 
-/// A gain below this is within what a prediction is off.
-constexpr double kWorthChanging = 1.02;
 /// Numbers of rounds in a row that gain nothing, after which more are not tried: times fall and
 /// then rise with the number of rounds, but for small steps on the way.
 constexpr int kMostInVain = 2;
 /// Micro-batches are tried down to so small a part of the largest.
 constexpr std::uint32_t kSmallestPart = 4;
+/// Passes through the blocks, of all rounds together, from which on a simulation takes its time.
+constexpr std::uint64_t kLongStep = 100'000;
 
 std::vector<std::uint32_t> divisors_of(std::uint32_t number) {
   std::vector<std::uint32_t> list;
@@ -64,9 +64,12 @@ class ShapePrices {
     std::optional<double> shortest;
     int in_vain = 0;
     for (const std::uint32_t rounds : divisors_of(accumulation)) {
+      if (!list_.empty() && takes_long(request_.model, rounds)) break;
       const StepShape shape{rounds, micro_batch, accumulation};
-      const std::optional<double> seconds = price(shape);
+      const std::optional<double> seconds =
+          price_shape(request_, profile_, shape, plan::SearchEffort::quick);
       if (!seconds) continue;
+      list_.push_back({shape, *seconds});
       const bool gains = !shortest || *seconds < *shortest;
       if (gains) shortest = seconds;
       in_vain = gains ? 0 : in_vain + 1;
@@ -89,15 +92,6 @@ class ShapePrices {
   [[nodiscard]] bool empty() const { return list_.empty(); }
 
  private:
-  std::optional<double> price(const StepShape& shape) {
-    const std::optional<ShapedStep> step = step_of(request_, shape);
-    if (!step) return std::nullopt;
-    const plan::PlannedStep fastest = plan::fastest_placement(step->workload, request_.budgets,
-                                                              step->request, profile_, step->first);
-    list_.push_back({shape, fastest.prediction.step_seconds});
-    return list_.back().step_seconds;
-  }
-
   const ShapeRequest& request_;
   const plan::MachineProfile& profile_;
   std::vector<PricedShape> list_;
@@ -115,7 +109,13 @@ std::string to_text(const StepShape& shape) {
 }  // namespace
 
 bool leaves_shape_open(const config::TrainOptions& options) {
-  return options.automatic.rounds && !config::rounds_are_micro_batches(options);
+  const bool has_others = options.automatic.micro_batch ? config::windows_of_step(options) > 1
+                                                        : options.gradient_accumulation_steps > 1;
+  return options.automatic.rounds && has_others && !config::rounds_are_micro_batches(options);
+}
+
+bool takes_long(const model::ModelConfig& model, std::uint32_t rounds) {
+  return (std::uint64_t{model.layers} + 2) * rounds > kLongStep;
 }
 
 void take_shape(config::TrainOptions& options, const StepShape& shape) {
@@ -124,13 +124,28 @@ void take_shape(config::TrainOptions& options, const StepShape& shape) {
   options.gradient_accumulation_steps = shape.accumulation;
 }
 
-StepShape first_shape(const ShapeRequest& request) {
-  StepShape shape = shape_of(request.options);
-  for (const std::uint32_t rounds : divisors_of(shape.accumulation)) {
-    shape.rounds = rounds;
-    if (step_of(request, shape)) return shape;
+plan::Budgets take_first_rounds(config::TrainOptions& options, const model::ModelConfig& model,
+                                const plan::Replicas& replicas, const BudgetsFor& budgets) {
+  config::TrainOptions tried = options;
+  for (const std::uint32_t rounds : divisors_of(options.gradient_accumulation_steps)) {
+    tried.rounds = rounds;
+    const plan::Workload workload = make_workload(model, tried, replicas);
+    const plan::Budgets found = budgets(tried, workload);
+    const auto choice = plan::choose_placement(workload, found, placement_request(tried));
+    if (!std::holds_alternative<plan::Placement>(choice)) continue;
+    options.rounds = rounds;
+    return found;
   }
-  return shape_of(request.options);
+  return budgets(options, make_workload(model, options, replicas));
+}
+
+std::optional<double> price_shape(const ShapeRequest& request, const plan::MachineProfile& profile,
+                                  const StepShape& shape, plan::SearchEffort effort) {
+  const std::optional<ShapedStep> step = step_of(request, shape);
+  if (!step) return std::nullopt;
+  return plan::fastest_placement(step->workload, request.budgets, step->request, profile,
+                                 step->first, effort)
+      .prediction.step_seconds;
 }
 
 ChosenShape fastest_shape(const ShapeRequest& request, const plan::MachineProfile& profile) {
@@ -141,16 +156,26 @@ ChosenShape fastest_shape(const ShapeRequest& request, const plan::MachineProfil
     prices.price_rounds(own.micro_batch / part, own.accumulation * part);
   }
   SPILLWAY_ASSERT(!prices.empty());  // the first shape fits
-  return prices.choice();
+  ChosenShape choice = prices.choice();
+  if (!choice.next) return choice;
+  for (PricedShape* const each : {&choice.chosen, &*choice.next}) {
+    each->step_seconds = price_shape(request, profile, each->shape).value_or(each->step_seconds);
+  }
+  if (kWorthChanging * choice.next->step_seconds < choice.chosen.step_seconds) {
+    std::swap(choice.chosen, *choice.next);
+  }
+  return choice;
 }
 
 std::string to_text(const ChosenShape& choice) {
-  return fmt::format("spillway.rounds \"auto\": {}: simulated, a step takes {:.4g} s{}",
-                     to_text(choice.chosen.shape), choice.chosen.step_seconds,
-                     choice.next
-                         ? fmt::format("; the next best, {}, would take {:.4g} s",
-                                       to_text(choice.next->shape), choice.next->step_seconds)
-                         : std::string(", and no other fits"));
+  const auto& [chosen, next] = choice;
+  std::string text = fmt::format("spillway.rounds \"auto\": {}: simulated, a step takes {:.4g} s",
+                                 to_text(chosen.shape), chosen.step_seconds);
+  if (!next) return text + ", and no other fits";
+  return text +
+         fmt::format(
+             "; the next best, {}, would take {:.4g} s{}", to_text(next->shape), next->step_seconds,
+             next->step_seconds < chosen.step_seconds ? ", within what a prediction is off" : "");
 }
 
 }  // namespace spillway::engine
