@@ -113,7 +113,11 @@ TEST(ShapeOfAStep, IsOneOfTheFastestOfAllThatFit) {
       EXPECT_LE(seconds, kWorthChanging * each.step_seconds) << to_text(*plan.shape);
       if (each.shape == shape) {
         EXPECT_EQ(seconds, each.step_seconds);
-      } else if (plan.shape->next && each.shape == plan.shape->next->shape) {
+        continue;
+      }
+      ASSERT_TRUE(plan.shape->next.has_value());
+      EXPECT_LE(plan.shape->next->step_seconds, kWorthChanging * each.step_seconds);
+      if (each.shape == plan.shape->next->shape) {
         EXPECT_EQ(plan.shape->next->step_seconds, each.step_seconds);
       }
     }
