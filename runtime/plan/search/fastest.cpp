@@ -126,7 +126,7 @@ std::vector<PlacementRequest> further_ahead(const PlacementRequest& request) {
 class PlacementSearch {
  public:
   PlacementSearch(const Workload& workload, const Budgets& budgets, const PlacementRequest& request,
-                  const MachineProfile& profile, const Placement& first)
+                  const MachineProfile& profile, const Placement& first, SearchEffort effort)
       : workload_(workload),
         budgets_(budgets),
         profile_(profile),
@@ -136,7 +136,8 @@ class PlacementSearch {
     builder_.training();
     best_ = {first, simulate(builder_.plan(), profile), 1};
     worthwhile_ = kWorthwhile * best_.prediction.step_seconds;
-    at_most_ = std::max<std::size_t>(kLeastSimulated, kOpsSimulated / builder_.plan().ops.size());
+    const std::size_t ops = effort == SearchEffort::quick ? kOpsSimulated / 8 : kOpsSimulated;
+    at_most_ = std::max<std::size_t>(kLeastSimulated, ops / builder_.plan().ops.size());
   }
 
   /// Tries placements for the requests, at most so many.
@@ -230,7 +231,7 @@ std::vector<BlockCut> open_cuts(const Workload& workload, const PlacementRequest
 PlannedStep fastest_placement(const Workload& workload, const Budgets& budgets,
                               const PlacementRequest& request, const MachineProfile& profile,
                               const Placement& first, SearchEffort effort) {
-  PlacementSearch search(workload, budgets, request, profile, first);
+  PlacementSearch search(workload, budgets, request, profile, first, effort);
   search.try_each(narrowed(workload, request, profile, effort));
   if (workload.gathers() && !request.prefetch) search.try_each(further_ahead(search.request()));
   return search.take();

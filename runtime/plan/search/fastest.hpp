@@ -29,7 +29,8 @@ inline constexpr std::size_t kOpsSimulated = 4'000'000;
                                               const MachineProfile& profile);
 
 /// How much of what a request leaves open a search tries. `quick`, to compare steps: parameters and
-/// sums of rounds take the room that is left and have no ways of their own.
+/// sums of rounds take the room that is left and have no ways of their own, and of long steps only
+/// the most promising few are simulated.
 enum class SearchEffort : std::uint8_t { whole, quick };
 
 struct PlannedStep {
