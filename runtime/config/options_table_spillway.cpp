@@ -115,11 +115,14 @@ void add_mathematics(std::vector<Option>& table) {
   rows.member<&Options::context>(
           {"context", "The model sees windows of this many tokens.", "the model's positions"})
       .automatic = "the model's";
-  rows.member<&Options::rounds>({"rounds",
-                                 "A step passes this often through the model; the number divides "
-                                 "`gradient_accumulation_steps`."},
-                                whole<std::uint32_t>(1))
-      .automatic = automatic::kDefault;
+  rows.member<&Options::rounds>(
+          {"rounds",
+           "A step passes this often through the model; the number divides "
+           "`gradient_accumulation_steps`. With \"auto\", it and a micro-batch that is chosen are "
+           "those with which a step is simulated to take least; what is chosen is recorded.",
+           "1; \"auto\" where micro-batch and accumulation are chosen"},
+          whole<std::uint32_t>(1))
+      .automatic = automatic::kChosenLater;
   rows.member<&Options::sum_order>(
       {"sum_order",
        "Gradients add up in an order that is `fast` for the number of ranks, or in one that is "

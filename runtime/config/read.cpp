@@ -147,6 +147,13 @@ void settle_batch(ConfigFile& file, std::uint32_t ranks, TrainOptions& options) 
   }
 }
 
+/// Whoever leaves the micro-batches of a step to the planner leaves it the rounds too.
+void settle_rounds(const ConfigFile& file, AutomaticOptions& automatic) {
+  const Option& rounds = *find_option("spillway.rounds");
+  automatic.rounds = file.has(rounds.path()) ? file.is_auto(rounds)
+                                             : automatic.micro_batch && automatic.accumulation;
+}
+
 }  // namespace
 }  // namespace detail
 
@@ -164,6 +171,7 @@ ParsedConfig parse_train_config(std::string_view text, std::string_view origin,
   const auto replicas = static_cast<std::uint32_t>(std::max<std::uint64_t>(1, ranks / sharing));
   parsed.options.automatic.ranks = replicas;
   file.attempt([&] { detail::settle_batch(file, replicas, parsed.options); });
+  detail::settle_rounds(file, parsed.options.automatic);
   file.finish(parsed.options);
   return parsed;
 }

@@ -142,6 +142,7 @@ struct AutomaticOptions {
   bool state_format = false;  ///< not given, so it follows the compute type
   bool micro_batch = false;
   bool accumulation = false;
+  bool rounds = false;        ///< searched by what a step takes, and with them the micro-batch
   std::uint64_t windows = 0;  ///< a rank is to have in a step, by train_batch_size; 0: not said
   std::uint32_t ranks = 1;    ///< share the tokens of a step
   bool operator==(const AutomaticOptions&) const = default;

@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <tuple>
+
 #include "runtime/base/error.hpp"
 #include "runtime/engine/prepare/resolve.hpp"
 #include "tests/model/tiny_models.hpp"
@@ -29,7 +31,10 @@ Chosen choose(std::string_view file, std::string_view stored, Bytes device = 1_G
       chosen.options, config, [&](const config::TrainOptions&, const plan::Workload&) {
         return plan::Budgets{.device = device, .host = 1_GiB, .nvme = 1_GiB};
       });
-  EXPECT_EQ(chosen.options.automatic, config::AutomaticOptions{});
+  config::AutomaticOptions open;  // until rates are known
+  open.rounds = chosen.options.automatic.rounds;
+  open.micro_batch = chosen.options.automatic.micro_batch;
+  EXPECT_EQ(chosen.options.automatic, open);
   return chosen;
 }
 
@@ -89,6 +94,48 @@ TEST(Automatic, AStepHasTheTokensThatAreAskedFor) {
   EXPECT_EQ(neither.gradient_accumulation_steps, 1U);
 }
 
+TEST(Automatic, RoundsAreOpenWhereTheFileSaysSoOrLeavesMicroBatchesOpenToo) {
+  const auto open = [](std::string_view text) {
+    return config::parse_train_config(text, "t").options.automatic.rounds;
+  };
+  EXPECT_FALSE(open("{}"));
+  EXPECT_FALSE(open(R"({"gradient_accumulation_steps": 8})"));
+  EXPECT_FALSE(open(R"({"train_micro_batch_size_per_gpu": "auto", "train_batch_size": 32,
+                        "gradient_accumulation_steps": 8})"));
+  EXPECT_TRUE(open(R"({"gradient_accumulation_steps": 8, "spillway": {"rounds": "auto"}})"));
+  EXPECT_TRUE(open(R"({"train_micro_batch_size_per_gpu": "auto", "train_batch_size": 32})"));
+  EXPECT_TRUE(open(R"({"spillway": {"tokens_per_step": 65536}})"));
+  EXPECT_FALSE(open(R"({"spillway": {"tokens_per_step": 65536, "rounds": 1}})"));
+}
+
+TEST(Automatic, RoundsStayOpenAndTheMicroBatchMayFitWithAnyNumberOfThem) {
+  const std::string file = R"({"train_batch_size": 16, "train_micro_batch_size_per_gpu": "auto",
+                               "gradient_accumulation_steps": "auto",
+                               "spillway": {"activations": "device", "rounds": )";
+  model::ModelConfig config = model::tiny_gpt2();
+  std::uint32_t larger = 0;
+  for (std::uint64_t kib = 4096; kib >= 16; kib -= kib / 4) {
+    const auto chosen = [&](const char* rounds) {
+      config::TrainOptions options =
+          config::parse_train_config(file + rounds + "}}", "auto.json").options;
+      options.device = config::DeviceKind::host;
+      resolve(options, config);
+      const plan::Budgets budgets{.device = Bytes{kib << 10}, .host = 1_GiB, .nvme = 1_GiB};
+      std::ignore = choose_automatic(
+          options, config,
+          [&](const config::TrainOptions&, const plan::Workload&) { return budgets; });
+      return options;
+    };
+    const config::TrainOptions one = chosen("1"), open = chosen("\"auto\"");
+    EXPECT_TRUE(open.automatic.rounds && open.automatic.micro_batch);
+    EXPECT_FALSE(one.automatic.rounds || one.automatic.micro_batch);
+    EXPECT_EQ(open.rounds, 1U);
+    EXPECT_GE(open.micro_batch, one.micro_batch);
+    larger += open.micro_batch > one.micro_batch ? 1 : 0;
+  }
+  EXPECT_GT(larger, 0U);
+}
+
 TEST(Resolve, RefusesAContextThatIsTooLongForTheModel) {
   const model::ModelConfig config = model::tiny_gpt2();
   config::TrainOptions options;
@@ -103,16 +150,19 @@ TEST(Resolve, RefusesAContextThatIsTooLongForTheModel) {
 TEST(Automatic, AResumedRunKeepsWhatItChose) {
   config::TrainOptions recorded;
   recorded.micro_batch = 2;
+  recorded.rounds = 4;
   recorded.gradient_accumulation_steps = 12;
   recorded.compute = DType::bf16;
   recorded.state_format = StateFormat::split;
   config::TrainOptions now =
       config::parse_train_config(R"({"train_batch_size": 24, "bf16": {"enabled": "auto"},
-                                            "train_micro_batch_size_per_gpu": "auto"})",
+                                            "train_micro_batch_size_per_gpu": "auto",
+                                            "spillway": {"rounds": "auto"}})",
                                  "auto.json")
           .options;
   take_automatic(now, recorded);
   EXPECT_EQ(now.micro_batch, 2U);
+  EXPECT_EQ(now.rounds, 4U);
   EXPECT_EQ(now.gradient_accumulation_steps, 12U);
   EXPECT_EQ(now.compute, DType::bf16);
   EXPECT_EQ(now.state_format, StateFormat::split);

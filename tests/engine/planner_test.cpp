@@ -1,4 +1,4 @@
-// The plan on paper is the plan that trains: jobs of `spillway train` of 42 kinds, and beside each
+// The plan on paper is the plan that trains: jobs of `spillway train` of 49 kinds, and beside each
 // rank a plan for its place in the grid, made without any rank, from the budgets and rates that the
 // job has found. Every operation is compared.
 #include "runtime/engine/prepare/planner.hpp"
@@ -60,6 +60,7 @@ const std::pair<const char*, Adjust> kAdjustments[] = {
        o.compute = DType::bf16;
        o.state_format = StateFormat::int8;
      }},
+    {"the rounds are open", [](config::TrainOptions& o) { o.automatic.rounds = true; }},
 };
 
 /// What a rank of a job was planned with, and what for.

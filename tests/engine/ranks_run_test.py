@@ -1,5 +1,6 @@
 """The run of three ranks from outside: what reads runs reads it as it reads the run of one.
 usage: ranks_run_test.py LAUNCHER... SPILLWAY"""
+import json
 import os
 import shutil
 
@@ -68,6 +69,29 @@ class RunOfRanks(JobTest):
         self.assertIn(f"{self.path('three')}/rank-0001 is not there", done.stderr)
         self.assertIn("rank 1 of 3", done.stderr)
         self.assertFalse(self.path("out").exists())
+
+
+class OpenRounds(JobTest):
+    def recorded(self, folder) -> int:
+        return json.loads(self.path(f"{folder}/config.json").read_text())["train"]["spillway"][
+            "rounds"]
+
+    def test_are_chosen_once_for_all_ranks_and_kept(self):
+        tight = config(0, batch=128, sum_order="fast", rounds="auto", activations="device",
+                       device_memory="520KiB")
+        whole = self.trained("whole", tight, 6)
+        self.assertEqual(whole.count('spillway.rounds "auto": rounds'), 1)
+        rounds = self.recorded("whole")
+        self.assertGreater(rounds, 1)
+        self.assertEqual(self.recorded("whole/rank-0001"), rounds)
+        self.trained("parts", tight, 3)
+        tight["spillway"]["device_memory"] = "16MiB"
+        self.trained("parts", tight, 6, "--resume")
+        self.assertEqual(self.recorded("parts"), rounds)
+        self.assertEqual(self.weights("parts"), self.weights("whole"))
+        tight["spillway"]["rounds"] = rounds
+        self.trained("given", tight, 6)
+        self.assertEqual(self.weights("given"), self.weights("whole"))
 
 
 if __name__ == "__main__":

@@ -58,8 +58,8 @@ SCRIPTS = {**{f"mpi.{name}": ["spillway", "spillway_mpi"]
                "identity_of_state", "inputs", "job_identity", "kill", "machines", "memory",
                "metrics_order", "output", "pages", "plan", "plan_grids",
                "ranks_survive_socket_calls_that_fail", "resume",
-               "runs_survive_system_calls_that_fail", "small_machine", "terminal", "tokenizer_runs",
-               "train")}}
+               "runs_survive_system_calls_that_fail", "small_machine", "step_shape", "terminal",
+               "tokenizer_runs", "train")}}
 
 
 def declarations():

@@ -127,7 +127,7 @@ config::TrainOptions usual_options(const model::ModelConfig& config) {
         "gradient_clipping": 1.0,
         "bf16": {"enabled": true},
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-5}},
-        "spillway": {"tokens_per_step": 65536}})",
+        "spillway": {"tokens_per_step": 65536, "rounds": 1}})",
                                                             "the usual configuration")
                                      .options;
   options.context = std::min(kContext, config.max_context);
@@ -170,7 +170,7 @@ MadePlan make_plan(const PlanRequest& request, const Note& note) {
   made.cuts = plan::report_cuts(
       made.plan.workload, made.plan.budgets, engine::placement_request(made.plan.options),
       made.plan.profile, {.placement = made.plan.placement, .prediction = made.plan.prediction});
-  made.faster = faster_rounds(made.plan, config);
+  if (!made.plan.shape) made.faster = faster_rounds(made.plan, config);
   return made;
 }
 

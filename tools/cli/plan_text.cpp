@@ -116,6 +116,13 @@ ordered_json to_json(const engine::ShownShare& share) {
   return document;
 }
 
+ordered_json to_json(const engine::PricedShape& priced) {
+  return {{"rounds", priced.shape.rounds},
+          {"train_micro_batch_size_per_gpu", priced.shape.micro_batch},
+          {"gradient_accumulation_steps", priced.shape.accumulation},
+          {"step_seconds", priced.step_seconds}};
+}
+
 std::string more_seconds(double seconds) { return fmt::format("{:.4f} s", seconds); }
 
 /// Returns what the other cut has elsewhere.
@@ -314,6 +321,10 @@ nlohmann::ordered_json to_json(const PlanView& view) {
   if (view.faster) {
     document["faster_rounds"] = {{"rounds", view.faster->rounds},
                                  {"step_seconds", view.faster->step_seconds}};
+  }
+  if (const auto& shape = view.plan.shape) {
+    document["chosen_shape"] = to_json(shape->chosen);
+    if (shape->next) document["chosen_shape"]["next_best"] = to_json(*shape->next);
   }
   document["bounding_lane"] = plan::name_of(view.plan.prediction.bounding);
   document["profile"] = {{"gpu_flops", view.plan.profile.gpu_flops},

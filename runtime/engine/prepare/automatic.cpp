@@ -85,8 +85,10 @@ std::string choose_micro_batch(config::TrainOptions& options, const model::Model
     const bool whole =
         !both || (windows % micro == 0 && tried.gradient_accumulation_steps % tried.rounds == 0);
     // The last one is taken as it is: the planner's error says what would make it fit.
+    if (tried.automatic.rounds) tried.rounds = tried.gradient_accumulation_steps;
     if (micro > 1 && !(whole && fits(tried, config, budgets))) continue;
-    options = tried;
+    options.micro_batch = tried.micro_batch;
+    options.gradient_accumulation_steps = tried.gradient_accumulation_steps;
     break;
   }
   return fmt::format(
@@ -118,6 +120,9 @@ std::vector<std::string> choose_automatic(config::TrainOptions& options,
     lines.push_back(choose_accumulation(options));
   }
   options.automatic = {};
+  options.automatic.rounds = automatic.rounds;
+  options.automatic.micro_batch =
+      automatic.rounds && automatic.micro_batch && automatic.accumulation;
   validate(options);
   return lines;
 }
@@ -128,6 +133,7 @@ void take_automatic(config::TrainOptions& options, const config::TrainOptions& r
     if (options.automatic.state_format) options.state_format = recorded.state_format;
   }
   if (options.automatic.micro_batch) options.micro_batch = recorded.micro_batch;
+  if (options.automatic.rounds) options.rounds = recorded.rounds;
   if (options.automatic.accumulation) {
     options.gradient_accumulation_steps = recorded.gradient_accumulation_steps;
   }

@@ -15,6 +15,25 @@
 
 namespace spillway::engine {
 
+/// Into how many rounds, micro-batches and windows a step's tokens are cut.
+struct StepShape {
+  std::uint32_t rounds = 1;
+  std::uint32_t micro_batch = 1;   ///< windows
+  std::uint32_t accumulation = 1;  ///< micro-batches of a step
+  bool operator==(const StepShape&) const = default;
+};
+
+struct PricedShape {
+  StepShape shape;
+  double step_seconds = 0;  ///< simulated
+};
+
+/// What "auto" became, and what would take least of all others that were priced.
+struct ChosenShape {
+  PricedShape chosen;
+  std::optional<PricedShape> next{};
+};
+
 /// An engine that nobody has planned for a machine, such as one that measures it, has no rates and
 /// no prediction; gcc refuses an initializer that leaves out any other member.
 struct Planned {
@@ -30,6 +49,7 @@ struct Planned {
   /// Bound of the gradients of scores with which the model is made (spare_score_gradients); absent:
   /// the usual one.
   std::optional<Bytes> score_gradients{};
+  std::optional<ChosenShape> shape{};  ///< where the options left it open
 
   /// Lists all bytes that the placement takes.
   [[nodiscard]] std::vector<plan::MemoryItem> memory() const {

@@ -12,6 +12,7 @@
 #include "runtime/engine/prepare/place.hpp"
 #include "runtime/engine/prepare/score_gradients.hpp"
 #include "runtime/engine/prepare/stage_layers.hpp"
+#include "runtime/engine/prepare/step_shape.hpp"
 #include "runtime/engine/prepare/workload.hpp"
 #include "runtime/engine/ranks/rank_agreement.hpp"
 #include "runtime/plan/search/choose.hpp"
@@ -84,6 +85,33 @@ std::uint64_t commit_every_of(const Planned& planned, RankGroups& ranks) {
                                                 planned.profile, planned.prediction.step_seconds));
 }
 
+/// Gives the step the shape that takes least by the machine's rates, which is that of the first
+/// rank for all. It has no stages, whose micro-batches are its rounds. Returns a placement that
+/// fits.
+plan::Placement take_fastest_shape(Planned& planned, const model::ModelConfig& config,
+                                   RankGroups& ranks) {
+  const plan::Replicas replicas = planned.workload.replicas;
+  const ChosenShape found =
+      fastest_shape({config, planned.options, replicas, planned.budgets}, planned.profile);
+  planned.shape = {.chosen = ranks.first(found.chosen), .next = found.next};
+  take_shape(planned.options, planned.shape->chosen.shape);
+  planned.workload = make_workload(config, planned.options, replicas);
+  return place(config, planned.options, planned.workload, planned.budgets);
+}
+
+/// Lets attention use what the placement leaves of the device's memory.
+void give_scores_the_rest(Planned& planned, const model::ModelConfig& config) {
+  const config::TrainOptions& options = planned.options;
+  const Bytes scores = spare_score_gradients(config, options, planned.workload, planned.placement,
+                                             planned.budgets.device);
+  if (scores == model::cuda::kScoreGradients) return;
+  planned.score_gradients = scores;
+  const ModelRuntime wider = make_model_sizes(config, options, scores);
+  planned.workload =
+      of_stage(make_workload(config, *wider.transformer, options, planned.workload.replicas),
+               options, planned.place.stage());
+}
+
 /// Refuses what ranks that have micro-batches of their own exclude in this version.
 void check_replicas(const config::TrainOptions& options, const plan::Replicas& replicas) {
   if (replicas.count == 1) return;
@@ -112,9 +140,14 @@ Planned plan_rank(const model::ModelConfig& config, config::TrainOptions resolve
   config::TrainOptions& options = planned.options;
   const std::uint32_t stage = planned.place.stage();
   const bool balances = balances_stages(options) && stage_layers == StageLayers::chosen;
+  const bool searches = leaves_shape_open(options);
+  const auto budgets_for = [&](const config::TrainOptions& tried, const plan::Workload& step) {
+    return machine.budgets(tried, step);
+  };
+  if (searches) planned.budgets = take_first_rounds(options, config, replicas, budgets_for);
   const plan::Workload whole = make_workload(config, options, replicas);
   planned.workload = of_stage(whole, options, stage);
-  planned.budgets = machine.budgets(options, planned.workload);
+  if (!searches) planned.budgets = machine.budgets(options, planned.workload);
   const auto take_cut = [&](const plan::BalancedLayers& layers, config::TrainOptions& named) {
     named.pipeline.parts = layers.layers;
     planned.workload = of_stage(whole, named, stage);
@@ -133,18 +166,16 @@ Planned plan_rank(const model::ModelConfig& config, config::TrainOptions resolve
     fitting = place(config, options, planned.workload, planned.budgets);
     note_cut(layers, note);
   }
+  if (searches) fitting = take_fastest_shape(planned, config, ranks);
+  options.automatic = {};
   place_fastest(planned, fitting, ranks);
+  if (planned.shape) {
+    planned.shape->chosen.step_seconds = planned.prediction.step_seconds;
+    note(to_text(*planned.shape));
+  }
   planned.commit_every = commit_every_of(planned, ranks);
   if (options.update == config::UpdateMode::speculative) note_speculation(planned, note);
-  // Attention may use what the placement leaves of the device's memory.
-  const Bytes scores = spare_score_gradients(config, options, planned.workload, planned.placement,
-                                             planned.budgets.device);
-  if (scores != model::cuda::kScoreGradients) {
-    planned.score_gradients = scores;
-    const ModelRuntime wider = make_model_sizes(config, options, scores);
-    planned.workload =
-        of_stage(make_workload(config, *wider.transformer, options, replicas), options, stage);
-  }
+  give_scores_the_rest(planned, config);
   return planned;
 }
 

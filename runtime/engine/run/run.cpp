@@ -251,7 +251,7 @@ MachinePart RunPreparation::part(const MachineShare& share) const {
           .swap_files = claim_.resumes() ? SwapFiles::there : SwapFiles::to_come};
 }
 
-/// Makes the model again if the plan bounds its gradients of scores.
+/// Makes the model again if the plan bounds its gradients of scores or chooses its micro-batch.
 EngineSetup RunPreparation::plan(const TakenShare& share, RunConfig& config, ModelRuntime& model) {
   const Note note = [this](const std::string& text) { observer_.noted(text); };
   // Ranks sharing cores measure simultaneously, so do not report each other as other load.
@@ -266,10 +266,11 @@ EngineSetup RunPreparation::plan(const TakenShare& share, RunConfig& config, Mod
   Planned plan =
       plan_rank(config.model, config.options, replicas_,
                 claim_.resumes() ? StageLayers::kept : StageLayers::chosen, machine, ranks_, note);
-  config.options = plan.options;  // which has the layers of the stages
-  if (plan.score_gradients) {
+  const bool resized = plan.options.micro_batch != config.options.micro_batch;
+  config.options = plan.options;  // which has the layers of the stages, and the step's shape
+  if (plan.score_gradients || resized) {
     model = make_model_runtime(config.model, plan.options, products_of(config.device),
-                               *plan.score_gradients);
+                               plan.score_gradients.value_or(model::cuda::kScoreGradients));
   }
   StateStore state = store(plan, machine.tuning().drives);
   return {.config = config.model,

@@ -35,6 +35,7 @@ void MemorySums::apply(std::uint32_t block, const BlockCut& cut, const Sum& sum,
   for (PoolSet pools = sizes_->pools_of(block, cut); pools != 0; pools &= pools - 1) {
     const auto p = static_cast<std::size_t>(std::countr_zero(pools));
     sum(shares_[p], size.shares[p]);
+    sum(tier_shares_[static_cast<std::size_t>(tier_of(static_cast<PoolKind>(p)))], size.shares[p]);
   }
   if (!cut.resident() || sizes_->workload().gathers()) count(streamed_, size.padded_index);
   if (sizes_->saved_leaves(block, cut)) {
@@ -76,9 +77,9 @@ Strides MemorySums::strides() const {
 
 Bytes memory_total(const Placement& placement, const MemorySums& sums, Tier tier) {
   const Strides strides = sums.strides();
-  Bytes total;
+  Bytes total = sums.share_of(tier);
   for (const PoolKind pool : pools_in(tier)) {
-    total += sums.share_of(pool) + row_of(pool, sums.sizes(), placement, strides).bytes();
+    total += row_of(pool, sums.sizes(), placement, strides).bytes();
   }
   return total;
 }

@@ -42,6 +42,10 @@ class MemorySums {
   [[nodiscard]] Bytes share_of(PoolKind pool) const {
     return shares_[static_cast<std::size_t>(pool)];
   }
+  /// Bytes of all blocks' shares of the pools of a tier: no more than it takes.
+  [[nodiscard]] Bytes share_of(Tier tier) const {
+    return tier_shares_[static_cast<std::size_t>(tier)];
+  }
   /// Returns what the blocks need of the buffers that they share.
   [[nodiscard]] Strides strides() const;
 
@@ -53,6 +57,7 @@ class MemorySums {
 
   const PoolSizes* sizes_;
   std::array<Bytes, kPoolCount> shares_{};
+  std::array<Bytes, 3> tier_shares_{};  ///< by tier
   SizeCounts streamed_, recomputed_, leaving_, staged_;
 };
 

@@ -41,7 +41,10 @@ class Draft {
            : tier == Tier::host ? budgets_->host
                                 : budgets_->nvme;
   }
-  [[nodiscard]] bool fits(Tier tier) const { return needed(tier) <= budget(tier); }
+  [[nodiscard]] bool fits(Tier tier) const {
+    // The blocks' shares alone are often too much, and are known.
+    return sums_.share_of(tier) <= budget(tier) && needed(tier) <= budget(tier);
+  }
 
  private:
   const Budgets* budgets_;

@@ -77,15 +77,16 @@ std::uint32_t sample_block(const Workload& workload) {
 /// Returns the request and those that leave fewer cuts open: for each data node the tiers that it
 /// has among the open cuts, by themselves and together with those of the other nodes.
 std::vector<PlacementRequest> narrowed(const Workload& workload, const PlacementRequest& request,
-                                       const MachineProfile& profile) {
+                                       const MachineProfile& profile, SearchEffort effort) {
   const std::vector<BlockCut> cuts = open_cuts(workload, request, profile);
   const auto any = [&](const auto& holds) { return std::ranges::any_of(cuts, holds); };
   const bool updates = any([](const BlockCut& cut) { return cut.state == Tier::device; });
   const bool passes = any([](const BlockCut& cut) { return cut.output == Tier::host; });
-  const bool streams = any([](const BlockCut& cut) { return !cut.resident(); });
-  const bool sums = any([](const BlockCut& cut) {
-    return cut.gradients == Tier::device && cut.state != Tier::device;
-  });
+  const bool whole = effort == SearchEffort::whole;
+  const bool streams = whole && any([](const BlockCut& cut) { return !cut.resident(); });
+  const bool sums = whole && any([](const BlockCut& cut) {
+                      return cut.gradients == Tier::device && cut.state != Tier::device;
+                    });
   std::vector<PlacementRequest> list{request};
   vary(list, ways(request.state, updates, {Tier::device}),
        [](PlacementRequest& each, const auto& way) { each.state = way; });
@@ -102,6 +103,9 @@ std::vector<PlacementRequest> narrowed(const Workload& workload, const Placement
   vary(list, ways(request.sums, sums, {true, false}),
        [](PlacementRequest& each, const auto& way) { each.sums = way; });
   std::erase_if(list, [&](const PlacementRequest& each) {
+    // State on the device keeps parameters and gradients there, so these ways are one.
+    const bool is_same = each.resident == request.resident && each.sums == request.sums;
+    if (each.state == Tier::device && !is_same) return true;
     return !any([&](const BlockCut& cut) { return allows(workload, each, cut); });
   });
   return list;
@@ -122,7 +126,7 @@ std::vector<PlacementRequest> further_ahead(const PlacementRequest& request) {
 class PlacementSearch {
  public:
   PlacementSearch(const Workload& workload, const Budgets& budgets, const PlacementRequest& request,
-                  const MachineProfile& profile, const Placement& first)
+                  const MachineProfile& profile, const Placement& first, SearchEffort effort)
       : workload_(workload),
         budgets_(budgets),
         profile_(profile),
@@ -132,7 +136,8 @@ class PlacementSearch {
     builder_.training();
     best_ = {first, simulate(builder_.plan(), profile), 1};
     worthwhile_ = kWorthwhile * best_.prediction.step_seconds;
-    at_most_ = std::max<std::size_t>(kLeastSimulated, kOpsSimulated / builder_.plan().ops.size());
+    const std::size_t ops = effort == SearchEffort::quick ? kOpsSimulated / 8 : kOpsSimulated;
+    at_most_ = std::max<std::size_t>(kLeastSimulated, ops / builder_.plan().ops.size());
   }
 
   /// Tries placements for the requests, at most so many.
@@ -225,9 +230,9 @@ std::vector<BlockCut> open_cuts(const Workload& workload, const PlacementRequest
 
 PlannedStep fastest_placement(const Workload& workload, const Budgets& budgets,
                               const PlacementRequest& request, const MachineProfile& profile,
-                              const Placement& first) {
-  PlacementSearch search(workload, budgets, request, profile, first);
-  search.try_each(narrowed(workload, request, profile));
+                              const Placement& first, SearchEffort effort) {
+  PlacementSearch search(workload, budgets, request, profile, first, effort);
+  search.try_each(narrowed(workload, request, profile, effort));
   if (workload.gathers() && !request.prefetch) search.try_each(further_ahead(search.request()));
   return search.take();
 }

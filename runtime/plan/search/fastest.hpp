@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <vector>
 
 #include "runtime/plan/machine_profile.hpp"
@@ -27,6 +28,11 @@ inline constexpr std::size_t kOpsSimulated = 4'000'000;
                                               const PlacementRequest& request,
                                               const MachineProfile& profile);
 
+/// How much of what a request leaves open a search tries. `quick`, to compare steps: parameters and
+/// sums of rounds take the room that is left and have no ways of their own, and of long steps only
+/// the most promising few are simulated.
+enum class SearchEffort : std::uint8_t { whole, quick };
+
 struct PlannedStep {
   Placement placement;
   Prediction prediction;
@@ -43,6 +49,7 @@ struct PlannedStep {
 /// exact. Throws `Error{invalid_argument}` for a rate that the profile lacks.
 [[nodiscard]] PlannedStep fastest_placement(const Workload& workload, const Budgets& budgets,
                                             const PlacementRequest& request,
-                                            const MachineProfile& profile, const Placement& first);
+                                            const MachineProfile& profile, const Placement& first,
+                                            SearchEffort effort = SearchEffort::whole);
 
 }  // namespace spillway::plan
