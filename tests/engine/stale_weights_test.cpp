@@ -93,9 +93,8 @@ class WeightsByHand {
     }
     result.grad_norm = std::sqrt(squares) / result.scale;
     result.step = ++state.step;
-    PendingUpdate update;
-    decide_update(engine_.options(), state, result, update);
-    cycle_.decide(state, update);
+    decide_update(engine_.options(), state, result, cycle_.next_update());
+    cycle_.decide(state);
     cycle_.flush(Commit::no);
     return result;
   }

@@ -96,8 +96,8 @@ TEST(SpeculationListProperty, NoDependencyAndNoDeclarationCanBeLeftOut) {
   for (int i = 0; i < 60; ++i) {
     const Case c = cases.next_speculative();
     for (const bool found : {false, true}) {
-      const StepPlan plan = build_training_step(
-          c.workload, c.placement, {.speculation = {.found = found, .made = true}});
+      const StepPlan plan = build_training_step(c.workload, c.placement,
+                                                {.speculation = {.found = found, .made = true}});
       dependencies.try_each(plan);
       if (i < 10) expect_lost_accesses_seen(c, plan, /*training=*/true);
     }

@@ -40,19 +40,20 @@ bool EmbeddedUpdates::decide(double norm, const EmbeddedStep& step,
   std::vector<std::uint64_t> counts = counts_;
   // decide_update asks only whether the norm is finite: it takes back its own loss scale, and
   // finite gradients stay finite. The divisor of a caller may make them overflow fp32.
-  PendingUpdate next{.pending = norm * clip <= std::numeric_limits<float>::max(), .groups = {}};
-  if (next.pending) {
+  const bool updates = norm * clip <= std::numeric_limits<float>::max();
+  if (updates) {
     for (std::size_t i = 0; i < counts.size(); ++i) {
       if (skipped.empty() || !skipped[i]) ++counts[i];
     }
-    make_update(clip / step.gradient_divisor, counts, skipped, next);
+    make_update(clip / step.gradient_divisor, counts, skipped, cycle_.next_update());
   }
   ++state.step;
-  ++(next.pending ? state.updates : state.skipped);
-  // Nothing is counted before the last call that can throw.
+  ++(updates ? state.updates : state.skipped);
+  // Nothing is counted, and no update is pending, before the last call that can throw.
   counts_ = std::move(counts);
-  cycle_.decide(state, next);
-  return cycle_.has_pending();
+  cycle_.next_update().pending = updates;
+  cycle_.decide(state);
+  return updates;
 }
 
 cpu_adam::UpdateScalars EmbeddedUpdates::scalars_of(std::uint32_t group, std::uint64_t updates,
@@ -66,6 +67,8 @@ cpu_adam::UpdateScalars EmbeddedUpdates::scalars_of(std::uint32_t group, std::ui
 /// they were updated, this time included, or in whether they are.
 void EmbeddedUpdates::make_update(double scale, std::span<const std::uint64_t> counts,
                                   const std::vector<bool>& skipped, PendingUpdate& update) const {
+  update.groups.clear();
+  update.overrides.clear();
   if (std::ranges::adjacent_find(counts, std::ranges::not_equal_to{}) == counts.end() &&
       std::ranges::find(skipped, true) == skipped.end()) {
     for (std::uint32_t group = 0; group < options_.groups.size(); ++group) {

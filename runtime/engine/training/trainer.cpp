@@ -105,14 +105,24 @@ void Trainer::sum_up(std::span<double> squares) {
   engine_.ranks().add_up(Group::tensor, squares);
 }
 
-/// Decides the update of a step whose sums are known, and what becomes of updates ahead.
-void Trainer::decide(TrainingState& state, StepResult& result) {
-  decide_update(engine_.options(), state, result, decided_);
+/// Decides the update of the step whose list has run, and what becomes of updates ahead.
+void Trainer::decide(StepResult& result) {
+  TrainingState state = cycle_.state();
+  state.cursor += config::windows_of_step(engine_.options()) * workload().replicas.count;
+  result.step = ++state.step;
+  if (steps_of_sums_ > 1) {
+    decide_early(engine_.options(), state, result, sum_of(squares_of(results_.size() - 1)),
+                 cycle_.next_update());
+  } else {
+    meet();
+    decide_update(engine_.options(), state, result, cycle_.next_update());
+  }
+  const bool was_ahead = cycle_.is_ahead();
+  const bool as_expected = cycle_.decide(state);
   if (engine_.placement().speculative_blocks == 0) return;
-  const bool as_expected = decided_.pending && decided_.groups == expected_.groups;
   calm_steps_ = as_expected ? calm_steps_ + 1 : 0;
   result.ahead = UpdatesAhead::paused;
-  if (cycle_.is_ahead()) result.ahead = as_expected ? UpdatesAhead::kept : UpdatesAhead::undone;
+  if (was_ahead) result.ahead = as_expected ? UpdatesAhead::kept : UpdatesAhead::undone;
 }
 
 std::span<const StepResult> Trainer::step(const data::TokenFile& tokens,
@@ -124,26 +134,18 @@ std::span<const StepResult> Trainer::step(const data::TokenFile& tokens,
   StepResult& result = results_.emplace_back();
   result.tokens = plan::tokens_of_step(workload());
   result.scale = cycle_.state().loss_scale.scale;
-  const bool commits = cycle_.commits().due_next();
+  const bool commits = cycle_.commits_next();
   const bool speculates = engine_.placement().speculative_blocks > 0;
-  if (speculates) expect_update(engine_.options(), cycle_.state(), result.scale, expected_);
+  if (speculates) {
+    expect_update(engine_.options(), cycle_.state(), result.scale, cycle_.expected_update());
+  }
   const bool calm = speculates && calm_steps_ >= kCalmSteps && follows == Follows::step;
   cycle_.run_step(static_cast<float>(result.scale / static_cast<double>(result.tokens)),
-                  calm ? &expected_ : nullptr);
+                  calm ? Speculate::yes : Speculate::no);
 
-  const std::span<double> squares = squares_of(results_.size() - 1);
-  sum_up(squares);
-  TrainingState state = cycle_.state();
-  state.cursor += config::windows_of_step(engine_.options()) * workload().replicas.count;
-  result.step = ++state.step;
-  if (steps_of_sums_ > 1) {
-    decide_early(engine_.options(), state, result, sum_of(squares), decided_);
-  } else {
-    meet();
-    decide(state, result);
-  }
-  cycle_.decide(state, decided_);
-  if (commits || cycle_.commits().due_next() || results_.size() == steps_of_sums_) {
+  sum_up(squares_of(results_.size() - 1));
+  decide(result);
+  if (commits || cycle_.commits_next() || results_.size() == steps_of_sums_) {
     static_cast<void>(gather_results());
   }
   result.seconds = seconds_since(begin);

@@ -58,7 +58,7 @@ class Trainer {
   void sum_up(std::span<double> squares);
   [[nodiscard]] std::span<double> squares_of(std::size_t result);
   void meet();
-  void decide(TrainingState& state, StepResult& result);
+  void decide(StepResult& result);
   [[nodiscard]] const plan::Workload& workload() const { return engine_.workload(); }
 
   ModelRuntime model_;  // outlives the engine
@@ -68,8 +68,6 @@ class Trainer {
   std::optional<RankSums> rank_sums_;  // where the stage has several ranks
   std::vector<StepResult> results_;    // since the stages have met
   std::vector<double> squares_;   // of each result by block, of its gradient; behind them its loss
-  PendingUpdate decided_;         // its memory is used again
-  PendingUpdate expected_;        // of the step, if nothing is clipped; likewise
   std::uint32_t calm_steps_ = 0;  // in a row, whose updates were the expected ones
   bool results_complete_ = true;
   std::unique_ptr<Executor> evaluation_executor_;
