@@ -4,7 +4,7 @@
 #include <limits>
 #include <thread>
 
-#include "runtime/engine/embedded/layout.hpp"
+#include "runtime/engine/embedded/plan/layout.hpp"
 #include "tests/engine/embedded_fixture.hpp"
 
 namespace spillway::engine::embedded_trainer_test {
