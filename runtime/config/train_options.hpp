@@ -130,7 +130,6 @@ struct PipelineOptions {
 /// How the matrices of every layer are cut over ranks (Shoeybi et al. 2019, Megatron-LM).
 struct TensorOptions {
   std::uint32_t ranks = 1;  ///< of a tensor group
-  std::uint32_t index = 0;  ///< of this rank in it; no key of a configuration
   bool sequence = false;    ///< they share out the tokens too, where matrices do not need all
   bool operator==(const TensorOptions&) const = default;
 };

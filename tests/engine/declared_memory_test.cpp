@@ -104,7 +104,7 @@ class BareEngine {
  public:
   BareEngine(const TrainingHarness& harness, const config::TrainOptions& options,
              const std::filesystem::path& directory)
-      : model_(make_model_runtime(harness.config(), options, {})),
+      : model_(make_model_runtime(harness.config(), options)),
         engine_(setup(harness, options, directory), model_),
         executor_(
             engine_.prepare(plan::build_recorded_step(engine_.workload(), engine_.placement()))) {

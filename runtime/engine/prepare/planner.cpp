@@ -137,11 +137,11 @@ Planned plan_rank(const model::ModelConfig& config, config::TrainOptions resolve
   planned.commit_every = commit_every_of(planned, ranks);
   if (options.update == config::UpdateMode::speculative) note_speculation(planned, note);
   // Attention may use what the placement leaves of the device's memory.
-  const Bytes scores = spare_score_gradients(config, options, planned.workload, planned.placement,
-                                             planned.budgets.device);
+  const Bytes scores = spare_score_gradients(config, planned);
   if (scores != model::cuda::kScoreGradients) {
     planned.score_gradients = scores;
-    const ModelRuntime wider = make_model_sizes(config, options, scores);
+    const ModelRuntime wider = make_model_sizes(
+        config, options, {.score_gradients = scores, .tensor_index = planned.place.tensor_index()});
     planned.workload =
         of_stage(make_workload(config, *wider.transformer, options, replicas), options, stage);
   }
