@@ -41,7 +41,7 @@ void UpdateOps::round_gradient(const Op& op) const {
   if (memory.writes(ValueKind::total_gradient, op.block)) {
     gradient.home = memory.device(memory.write(ValueKind::total_gradient, op.block));
   }
-  gradient.sums_rounds = workload.rounds > 1;
+  gradient.sums_rounds = workload.sums_gradients();
   gradient.first_round = op.round == 0;
   context_.resources.device_math.finish_gradient(gradient);
 }
