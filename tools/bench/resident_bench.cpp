@@ -25,7 +25,7 @@ namespace {
 using plan::OpKind;
 
 bool computes(const plan::Op& op) {
-  return plan::is_model_op(op) || (op.kind == OpKind::accumulate && op.lane == plan::Lane::gpu);
+  return plan::is_model_op(op) || op.kind == OpKind::round_gradient;
 }
 
 /// Rounds one block's parameters into pinned memory, as the update would have left them.
