@@ -178,7 +178,7 @@ struct TrainOptions {
   StateHome state_home = StateHome::automatic;
   StateHome activations = StateHome::automatic;  ///< of the activations between blocks
   SumsHome gradient_sums = SumsHome::automatic;  ///< where gradients of rounds are added up
-  std::optional<std::uint32_t> prefetch;         ///< blocks uploaded ahead; absent: 1, or planned
+  std::optional<std::uint32_t> prefetch;         ///< blocks uploaded ahead; absent: the planner's
   /// Number of the GPU among those that CUDA shows. Each of several ranks of a machine has its own;
   /// no key of a configuration.
   int device_index = 0;
