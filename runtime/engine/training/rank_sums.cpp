@@ -48,7 +48,7 @@ void RankSums::add_up_stage(std::size_t result) {
   const std::span<const double> losses = engine_.losses();  // which the leaves end with
   if (has_replicas()) gather_leaves();
   for (std::uint32_t block = 0; block < workload.blocks.size(); ++block) {
-    if (workload.blocks[block].padded_parameters == ElementCount{}) continue;
+    if (!workload.blocks[block].has_parameters()) continue;
     const std::span<const double> all = leaves_of(block);
     numbers[block] = cpu_adam::sum_leaves(all.first(own_leaves(block, all.size())));
   }

@@ -29,8 +29,7 @@ bool has_blocks_of(const SavedState& source, const StepEngine& engine) {
                               });
   }
   const auto fits = [](ElementCount saved, const plan::BlockShape& block) {
-    const bool of_another_stage = block.padded_parameters == ElementCount{};
-    return of_another_stage || saved == plan::pad(block.parameters, 1);
+    return !block.has_parameters() || saved == plan::pad(block.parameters, 1);
   };
   return std::ranges::equal(source.blocks(), engine.workload().blocks, fits);
 }
@@ -43,8 +42,7 @@ StepCycle::StepCycle(StepEngine& engine, const TrainingState& first)
       saved_rank_(saved_rank_of(engine.workload(), engine.ranks().place())),
       lists_(engine),
       last_step_(lists_.after(0).step.get()),
-      state_io_(engine.workload(), engine.placement(), engine.memory(), engine.slots(),
-                engine.streams(), engine.store(), engine.isa(), engine.ranks()),
+      state_io_(engine),
       commits_(engine, state_io_, Commits::ranks_in_step(engine)) {
   decided_.commit.payload.reserve(nvme_swap::kMaxCommitPayload);
   engine.actions().follow(decided_);
