@@ -1,3 +1,5 @@
+#include <fmt/format.h>
+
 #include <array>
 
 #include "runtime/config/detail/option_builders.hpp"
@@ -226,7 +228,8 @@ void add_placement(std::vector<Option>& table) {
           {"prefetch",
            "Blocks are uploaded to the device, or gathered from other ranks, this many blocks "
            "ahead of their use; fewer where the device has no room.",
-           "1; where ranks share out parameters, what makes the shortest step"})
+           fmt::format("{}; where ranks share out parameters, what makes the shortest step",
+                       plan::kUsualPrefetch)})
       .automatic = "what the planner finds";
   rows.member<&Options::device_memory>(
       {"device_memory", "The run may take this much memory of the device.", "what the device has"});

@@ -130,7 +130,6 @@ struct PipelineOptions {
 /// How the matrices of every layer are cut over ranks (Shoeybi et al. 2019, Megatron-LM).
 struct TensorOptions {
   std::uint32_t ranks = 1;  ///< of a tensor group
-  std::uint32_t index = 0;  ///< of this rank in it; no key of a configuration
   bool sequence = false;    ///< they share out the tokens too, where matrices do not need all
   bool operator==(const TensorOptions&) const = default;
 };
@@ -180,7 +179,7 @@ struct TrainOptions {
   StateHome state_home = StateHome::automatic;
   StateHome activations = StateHome::automatic;  ///< of the activations between blocks
   SumsHome gradient_sums = SumsHome::automatic;  ///< where gradients of rounds are added up
-  std::optional<std::uint32_t> prefetch;         ///< blocks uploaded ahead; absent: 1, or planned
+  std::optional<std::uint32_t> prefetch;         ///< blocks uploaded ahead; absent: the planner's
   /// Number of the GPU among those that CUDA shows. Each of several ranks of a machine has its own;
   /// no key of a configuration.
   int device_index = 0;

@@ -50,7 +50,7 @@ FixedNeeds needs(const plan::Workload& workload, const plan::Pools& pools, Bytes
 Inference::Inference(const model::ModelConfig& config, const InferenceOptions& options,
                      const model::ParameterSource& source) {
   config::TrainOptions train = train_options(config, options);
-  model_ = make_model_runtime(config, train, products_of(options.trained_on));
+  model_ = make_model_runtime(config, train, {.products = products_of(options.trained_on)});
   plan::Workload workload = make_workload(config, *model_.transformer, train);
   const bool generates = options.use == InferenceUse::generation;
   if (generates) workload.logits_bytes = row_bytes(config) * train.context;

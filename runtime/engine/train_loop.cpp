@@ -210,7 +210,7 @@ void TrainLoop::evaluate_if_due() {
   if (!evaluation_due(step)) return;
   const bool lacks = metrics_ && metrics_->can_amend();
   if (!ranks_.first(lacks)) return;
-  if (metrics_ && run_.trainer.cycle().commits().due_to_evaluate()) metrics_->synchronize();
+  if (metrics_ && run_.trainer.cycle().evaluation_commits()) metrics_->synchronize();
   const Evaluation evaluation = run_.trainer.evaluate(*run_.data.validation);
   note_commit();
   if (metrics_) metrics_->amend(evaluation.loss);
@@ -237,7 +237,7 @@ void TrainLoop::report(std::span<const StepResult> results) {
 void TrainLoop::train_step() {
   // Looks at the disk, which may fail: after the step, its line would be lost.
   const bool saves = checkpoints_->due(run_.trainer.state().step + 1);
-  if (metrics_ && run_.trainer.cycle().commits().due_next()) metrics_->synchronize();
+  if (metrics_ && run_.trainer.cycle().commits_next()) metrics_->synchronize();
   std::span<const StepResult> results =
       run_.trainer.step(run_.data.train, run_.sampler, saves ? Follows::copy : Follows::step);
   uses_.push_back({.exposed = run_.trainer.cycle().last_step().exposed(),

@@ -1,5 +1,5 @@
-// What a configuration names of a step: where data waits, and the orders of its passes, of the sums
-// of its gradients and of the passes of a pipeline's stages.
+// What a configuration names of a step: where data waits, how far ahead parameters come, and the
+// orders of its passes, of the sums of its gradients and of the passes of a pipeline's stages.
 #pragma once
 
 #include <cstdint>
@@ -11,6 +11,9 @@ namespace spillway::plan {
 enum class Tier : std::uint8_t { device, host, nvme };
 
 [[nodiscard]] std::string_view name_of(Tier tier);
+
+/// Blocks that parameters come ahead of their use, where nobody has named or found a better number.
+inline constexpr std::uint32_t kUsualPrefetch = 1;
 
 enum class WorkOrder : std::uint8_t { layer_major, micro_batch_major };
 

@@ -47,7 +47,8 @@ std::string_view name_of(OpKind kind) {
     case OpKind::forward: return "forward";
     case OpKind::backward: return "backward";
     case OpKind::loss: return "loss";
-    case OpKind::accumulate: return "accumulate";
+    case OpKind::round_gradient:
+    case OpKind::add_gradient: return "accumulate";
     case OpKind::grad_norm: return "grad_norm";
     case OpKind::update: return "update";
     case OpKind::checksum: return "checksum";

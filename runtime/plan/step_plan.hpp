@@ -29,12 +29,16 @@ enum class OpKind : std::uint8_t {
   /// of the loss, or, where it writes a gradient, its part of the backward. The logits alone, where
   /// it writes those. Of a tensor group: one of the passes of model::LossPass.
   loss,
-  accumulate,  ///< finish a round's gradient of a block: round to its dtype, add to earlier rounds
-  grad_norm,   ///< sum of squares of a tile's gradients
-  update,      ///< Adam of one tile, and its 16-bit parameters
-  checksum,    ///< of a tile's slot that goes to disk from memory; an update makes its own
-  commit,      ///< make the step true on disk
-  stash,       ///< keep the parameters of a block that its pending update is about to change
+  /// Finish a round's gradient of a block on the device: round its sum to the compute dtype and,
+  /// where the device sums rounds, add it to earlier ones. Texts call this and the next one
+  /// `accumulate`; the lane tells which.
+  round_gradient,
+  add_gradient,  ///< on the host: add what has come of a round's gradient to earlier rounds
+  grad_norm,     ///< sum of squares of a tile's gradients
+  update,        ///< Adam of one tile, and its 16-bit parameters
+  checksum,      ///< of a tile's slot that goes to disk from memory; an update makes its own
+  commit,        ///< make the step true on disk
+  stash,         ///< keep the parameters of a block that its pending update is about to change
   // Collectives, which all ranks start in the order of the list. They read what this rank gives
   // and write what it gets.
   all_gather,      ///< the parts of all ranks, one after the other

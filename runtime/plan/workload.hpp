@@ -33,6 +33,9 @@ struct BlockShape {
   // multiple of kLeafParameters, and gradients from `partial_first` on add up over them.
   ElementCount shared_first{};
   ElementCount partial_first{};
+
+  /// Whether there is anything to train; blocks of other stages are empty.
+  [[nodiscard]] bool has_parameters() const { return padded_parameters > ElementCount{}; }
 };
 
 /// Returns the padded size of a block, in which each rank's part is whole leaves.

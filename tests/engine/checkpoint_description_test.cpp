@@ -1,5 +1,5 @@
 // What parameters.json of a checkpoint says is read as it was written, and nothing else is.
-#include "runtime/engine/embedded/checkpoint_description.hpp"
+#include "runtime/engine/embedded/checkpoint/checkpoint_description.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

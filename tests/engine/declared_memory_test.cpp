@@ -104,16 +104,15 @@ class BareEngine {
  public:
   BareEngine(const TrainingHarness& harness, const config::TrainOptions& options,
              const std::filesystem::path& directory)
-      : model_(make_model_runtime(harness.config(), options, {})),
+      : model_(make_model_runtime(harness.config(), options)),
         engine_(setup(harness, options, directory), model_),
         executor_(
             engine_.prepare(plan::build_recorded_step(engine_.workload(), engine_.placement()))) {
     for (std::size_t p = 0; p < plan::kPoolCount; ++p) {
       std::ranges::fill(bytes_of(engine_.memory(), p), std::byte{0});
     }
-    StateIo(engine_.workload(), engine_.placement(), engine_.memory(), engine_.slots(),
-            engine_.streams(), engine_.store(), cpu_adam::best_isa(), engine_.ranks())
-        .initialize(model::RandomInitializer(harness.config(), model_.transformer->layout(), 7));
+    StateIo(engine_).initialize(
+        model::RandomInitializer(harness.config(), model_.transformer->layout(), 7));
     const auto tokens = engine_.memory().all_host(PoolKind::host_tokens);
     for (std::size_t i = 0; i < tokens.size(); i += sizeof(std::int32_t)) {
       tokens[i] =

@@ -6,7 +6,7 @@
 
 #include "offload/cuda/cuda_device.hpp"
 #include "runtime/base/error.hpp"
-#include "runtime/engine/embedded/layout.hpp"
+#include "runtime/engine/embedded/plan/layout.hpp"
 #include "runtime/plan/step/step_builder.hpp"
 #include "tests/engine/device_framework.hpp"
 #include "tests/engine/embedded_fixture.hpp"

@@ -5,7 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "runtime/base/error.hpp"
-#include "runtime/engine/embedded/needs.hpp"
+#include "runtime/engine/embedded/plan/needs.hpp"
 #include "tests/engine/counting_engine.hpp"
 #include "tests/engine/embedded_fixture.hpp"
 

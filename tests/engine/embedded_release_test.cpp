@@ -3,8 +3,8 @@
 #include <functional>
 
 #include "runtime/base/error.hpp"
-#include "runtime/engine/embedded/needs.hpp"
 #include "runtime/engine/embedded/parts.hpp"
+#include "runtime/engine/embedded/plan/needs.hpp"
 #include "tests/engine/embedded_fixture.hpp"
 
 namespace spillway::engine::embedded_release_test {

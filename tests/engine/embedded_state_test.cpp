@@ -7,7 +7,7 @@
 
 #include "nvme_swap/failing_engine.hpp"
 #include "runtime/base/error.hpp"
-#include "runtime/engine/embedded/checkpoint.hpp"
+#include "runtime/engine/embedded/checkpoint/checkpoint_folder.hpp"
 #include "tests/engine/counting_engine.hpp"
 #include "tests/engine/embedded_fixture.hpp"
 

@@ -57,7 +57,7 @@ TEST_P(GpuProducts, AreMeasuredOnceAndTakenByARunThatStartsLater) {
   for (const TunedProduct& product : tune()) EXPECT_TRUE(product.known) << product.key;
   const GemmChoices table = MachineTuning(file_).products();
   EXPECT_EQ(table.size(), measured.size());
-  const ModelRuntime model = make_model_runtime(small_model(), options_, table);
+  const ModelRuntime model = make_model_runtime(small_model(), options_, {.products = table});
   const GemmChoices used = products_of(record_of(options_, *model.ops));
   EXPECT_EQ(used.common(table), table.size());
 }

@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "runtime/base/error.hpp"
-#include "runtime/engine/embedded/layout.hpp"
+#include "runtime/engine/embedded/plan/layout.hpp"
 #include "runtime/engine/prepare/budgets.hpp"
 #include "tests/engine/embedded_fixture.hpp"
 #include "tests/support/cuda_emulation/emulation.hpp"

@@ -1,5 +1,5 @@
 // Waiting for a pass of a plan, after which the next one begins.
-#include "runtime/engine/embedded/pass_gate.hpp"
+#include "runtime/engine/embedded/passes/pass_gate.hpp"
 
 #include <gtest/gtest.h>
 

@@ -137,7 +137,6 @@ class PlanOnPaper : public testing::TestWithParam<GridCase> {
   [[nodiscard]] Planned plan_for(const TrainRequest& request, const plan::GridPlace& place,
                                  const Trained& trained) const {
     config::TrainOptions options = request.options;
-    options.tensor.index = place.tensor_index();
     resolve(options, config_);
     const plan::Replicas replicas = replicas_of(options, place.grid.replicas);
     FoundMachine machine(trained.plan);

@@ -110,7 +110,6 @@ class RankOfJob {
   /// `options` become those of this rank.
   RankOfJob(const Job& job, comm::Communicator& self, config::TrainOptions& options)
       : groups_(&self, grid_of(job)), of_stage_(job.replicas) {
-    options.tensor.index = groups_.place().tensor_index();
     groups_.join(of_stage_.secondary, join_gpus(groups_, options));
   }
 
@@ -211,7 +210,9 @@ class RanksHarness : public TrainingHarness {
                                                    const nvme_swap::StoreOptions& store,
                                                    RankOfJob& rank,
                                                    Start start = Start::anew) const {
-    ModelRuntime model = make_model_runtime(config(), options, products);
+    ModelRuntime model = make_model_runtime(
+        config(), options,
+        {.products = products, .tensor_index = rank.groups().place().tensor_index()});
     const plan::Budgets budgets{1_GiB, 1_GiB, 1_GiB};
     const plan::Workload workload =
         of_stage(make_workload(config(), *model.transformer, options, rank.of_stage()), options,

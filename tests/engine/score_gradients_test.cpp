@@ -52,11 +52,15 @@ class ScoreGradients : public testing::Test {
     return plan::total(plan::memory_items(workload, placement_), plan::Tier::device);
   }
   [[nodiscard]] Bytes bound(Bytes device) const {
-    return spare_score_gradients(config_, options_, workload_, placement_, device);
+    return spare_score_gradients(config_, {.options = options_,
+                                           .workload = workload_,
+                                           .budgets = {.device = device, .host = {}, .nvme = {}},
+                                           .placement = placement_});
   }
   /// What the run takes of the device with this bound.
   [[nodiscard]] Bytes used_with(Bytes score_gradients) const {
-    const ModelRuntime sizes = make_model_sizes(config_, options_, score_gradients);
+    const ModelRuntime sizes =
+        make_model_sizes(config_, options_, {.score_gradients = score_gradients});
     return used(make_workload(config_, *sizes.transformer, options_));
   }
 
@@ -82,7 +86,7 @@ TEST_F(ScoreGradients, OfATensorGroupHaveTheirWorkspaceToo) {
   place();
   const Bytes wider = bound(used_ + 20_GiB);
   EXPECT_EQ(wider, 4_GiB);
-  const ModelRuntime sizes = make_model_sizes(config_, options_, wider);
+  const ModelRuntime sizes = make_model_sizes(config_, options_, {.score_gradients = wider});
   EXPECT_GE(make_workload(config_, *sizes.transformer, options_).workspace_bytes,
             sizes.transformer->workspace_bytes());
 }
@@ -109,8 +113,8 @@ TEST(WorkloadOfATensorGroup, HasTheWorkspaceOfTheRankThatNeedsMost) {
   options.tensor.ranks = 2;
   const Bytes of_first = make_model_sizes(config, options).transformer->workspace_bytes();
   const Bytes planned = make_workload(config, options).workspace_bytes;
-  options.tensor.index = 1;
-  const Bytes of_second = make_model_sizes(config, options).transformer->workspace_bytes();
+  const Bytes of_second =
+      make_model_sizes(config, options, {.tensor_index = 1}).transformer->workspace_bytes();
   EXPECT_LT(of_first, of_second);
   EXPECT_EQ(planned, of_second);
 }

@@ -93,9 +93,8 @@ class WeightsByHand {
     }
     result.grad_norm = std::sqrt(squares) / result.scale;
     result.step = ++state.step;
-    PendingUpdate update;
-    decide_update(engine_.options(), state, result, update);
-    cycle_.decide(state, update);
+    decide_update(engine_.options(), state, result, cycle_.next_update());
+    cycle_.decide(state);
     cycle_.flush(Commit::no);
     return result;
   }
@@ -119,7 +118,7 @@ class StaleHarness : public RanksHarness {
     config::TrainOptions options = options_of_job({.replicas = in_fixed_order(), .adjust = adjust});
     options.residency = config::Residency::none;
     options.commits = false;
-    ModelRuntime model = make_model_runtime(config(), options, products);
+    ModelRuntime model = make_model_runtime(config(), options, {.products = products});
     const plan::Budgets budgets{1_GiB, 1_GiB, 1_GiB};
     const plan::Workload workload =
         make_workload(config(), *model.transformer, options, in_fixed_order());

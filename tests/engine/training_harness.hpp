@@ -157,7 +157,7 @@ class TrainingHarness {
   [[nodiscard]] std::unique_ptr<Trainer> make(const config::TrainOptions& options,
                                               const std::filesystem::path& run, bool resume = false,
                                               plan::Budgets budgets = {1_GiB, 1_GiB, 1_GiB}) const {
-    ModelRuntime model = make_model_runtime(config_, options, products);
+    ModelRuntime model = make_model_runtime(config_, options, {.products = products});
     const plan::Workload workload = make_workload(config_, *model.transformer, options);
     if (options.device_memory) budgets.device = *options.device_memory;
     plan::Placement placement = place(config_, options, workload, budgets);

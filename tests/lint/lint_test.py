@@ -134,6 +134,16 @@ class Layers(LintTest):
                           "runtime/engine/trainer.hpp"])
         self.assertIn("run includes trainer", findings[0])
 
+    def test_refuses_rooms_of_a_room_that_include_each_other(self):
+        embedded = "runtime/engine/embedded"
+        self.write(f"{embedded}/values/values.hpp", HEADER)
+        self.assert_accepted(f"{embedded}/passes/gate.hpp", f'"{embedded}/values/values.hpp"')
+        self.write(f"{embedded}/values/state.hpp",
+                   HEADER + f'\n#include "{embedded}/passes/gate.hpp"\n')
+        findings = self.lint("layers")
+        self.assertEqual(len(findings), 2, findings)
+        self.assertIn("passes includes values", findings[0])
+
     def test_refuses_openmp_outside_the_host_model(self):
         self.write("cpu_adam/a.cpp", "#pragma omp parallel\n")
         self.assert_finds("layers", "cpu_adam/a.cpp:1", "OpenMP")

@@ -53,7 +53,7 @@ inline std::vector<StepPlan> plans_of(const Case& c, WhichList which) {
 inline void expect_correct(const Case& c, const WhichList& which = {}) {
   for (const StepPlan& plan : plans_of(c, which)) {
     // A stage may have the head alone, whose backward is its loss.
-    const auto finishes = [](const Op& op) { return op.kind == OpKind::accumulate; };
+    const auto finishes = [](const Op& op) { return op.kind == OpKind::round_gradient; };
     const bool training = std::ranges::any_of(plan.ops, finishes);
     ASSERT_EQ(find_race(plan), "") << to_text(plan);
     ASSERT_EQ(find_wrong_content(plan), "") << to_text(plan);

@@ -31,7 +31,11 @@ class Meaning {
       case OpKind::forward: forward(); break;
       case OpKind::backward: backward(); break;
       case OpKind::loss: loss(); break;
-      case OpKind::accumulate: accumulate(); break;
+      case OpKind::round_gradient: round_gradient(); break;
+      case OpKind::add_gradient:
+        add_to_total();
+        reads(own_gradient());
+        break;
       case OpKind::grad_norm:
         reads({ValueKind::total_gradient, op_.block, 0, w_.rounds - 1});
         writes({ValueKind::norm_leaves, op_.tile});
@@ -234,15 +238,15 @@ class Meaning {
     if (w_.tied_head) writes({ValueKind::tied_gradient_sum, tied, 0, op_.round});
   }
 
-  void accumulate() {
+  void add_to_total() {
+    if (op_.round > 0) reads({ValueKind::total_gradient, op_.block, 0, op_.round - 1});
+    writes({ValueKind::total_gradient, op_.block, 0, op_.round});
+  }
+
+  void round_gradient() {
     const Value narrow{ValueKind::gradient, op_.block, 0, op_.round};
-    const bool sums_rounds = op_.lane == Lane::cpu || p_.blocks[op_.block].state == Tier::device ||
-                             p_.blocks[op_.block].gradients == Tier::device;
-    if (sums_rounds) {
-      if (op_.round > 0) reads({ValueKind::total_gradient, op_.block, 0, op_.round - 1});
-      writes({ValueKind::total_gradient, op_.block, 0, op_.round});
-    }
-    if (op_.lane == Lane::cpu) return reads(own_gradient());
+    const BlockCut& cut = p_.blocks[op_.block];
+    if (cut.state == Tier::device || cut.gradients == Tier::device) add_to_total();
     const bool vectors = w_.operator_tiles && op_.block == 0;
     reads(vectors ? Value{ValueKind::gradient_sum}
                   : Value{ValueKind::gradient_sum, op_.block, 0, op_.round,

@@ -38,7 +38,7 @@ using Identity = std::tuple<OpKind, std::uint32_t, std::uint32_t, std::uint32_t>
 std::map<Identity, int> passes_in(const StepPlan& plan) {
   std::map<Identity, int> passes;
   for (const Op& op : plan.ops) {
-    if (is_model_op(op) || op.kind == OpKind::accumulate) {
+    if (is_model_op(op) || op.kind == OpKind::round_gradient || op.kind == OpKind::add_gradient) {
       ++passes[{op.kind, op.block, op.round, op.micro_batch}];
     }
   }

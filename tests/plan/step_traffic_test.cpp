@@ -100,13 +100,13 @@ TEST(StepTraffic, OfTheCpuLaneIsWhatThePassesReadAndWrite) {
   EXPECT_EQ(each(Tier::nvme, OpKind::update), 28);  // checksums are made in the cache
   EXPECT_EQ(each(Tier::device, OpKind::update, Lane::gpu), 28);
   EXPECT_EQ(each(Tier::host, OpKind::grad_norm), 2);
-  EXPECT_EQ(each(Tier::host, OpKind::accumulate), 0);
-  EXPECT_EQ(each(Tier::host, OpKind::accumulate, Lane::gpu), 6);
-  EXPECT_EQ(each(Tier::device, OpKind::accumulate, Lane::gpu), 6 + 4);
+  EXPECT_EQ(each(Tier::host, OpKind::add_gradient), 0);
+  EXPECT_EQ(each(Tier::host, OpKind::round_gradient, Lane::gpu), 6);
+  EXPECT_EQ(each(Tier::device, OpKind::round_gradient, Lane::gpu), 6 + 4);
   workload.rounds = 3;
   EXPECT_EQ(each(Tier::host, OpKind::update), 30);
   EXPECT_EQ(each(Tier::host, OpKind::grad_norm), 4);
-  EXPECT_EQ(each(Tier::host, OpKind::accumulate), (2 + 4) + 2 * (2 + 8));
+  EXPECT_EQ(each(Tier::host, OpKind::add_gradient), (2 + 4) + 2 * (2 + 8));
   workload.rounds = 1;
   workload.compute = DType::fp32;
   EXPECT_EQ(each(Tier::host, OpKind::update), 32);

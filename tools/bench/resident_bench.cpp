@@ -25,7 +25,7 @@ namespace {
 using plan::OpKind;
 
 bool computes(const plan::Op& op) {
-  return plan::is_model_op(op) || (op.kind == OpKind::accumulate && op.lane == plan::Lane::gpu);
+  return plan::is_model_op(op) || op.kind == OpKind::round_gradient;
 }
 
 /// Rounds one block's parameters into pinned memory, as the update would have left them.
@@ -44,8 +44,9 @@ void round_parameters(std::span<const float> values, DType compute, std::span<st
 class ResidentModel {
  public:
   ResidentModel(const StepBenchRequest& request, const std::filesystem::path& scratch)
-      : model_(engine::make_model_runtime(request.config, one_micro_batch(request),
-                                          engine::MachineTuning(request.profile).products())),
+      : model_(engine::make_model_runtime(
+            request.config, one_micro_batch(request),
+            {.products = engine::MachineTuning(request.profile).products()})),
         engine_(setup(request, scratch), model_),
         executor_(engine_.prepare(plan::only(
             plan::build_training_step(engine_.workload(), engine_.placement()), computes))),

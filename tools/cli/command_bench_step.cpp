@@ -96,7 +96,7 @@ config::TrainOptions options_of(const BenchStepFlags& flags) {
   options.gradient_accumulation_steps = static_cast<std::uint32_t>(per_round) * flags.rounds;
   options.gradient_clipping = flags.clip;
   options.zero_stage = flags.stage;
-  options.tensor = {.ranks = flags.tensor, .index = 0, .sequence = flags.by_tokens};
+  options.tensor = {.ranks = flags.tensor, .sequence = flags.by_tokens};
   options.pipeline.stages = flags.stages;
   if (options.steps == 0) options.steps = kDefaultSteps;
   return options;

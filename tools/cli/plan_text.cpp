@@ -35,7 +35,7 @@ std::size_t count(const plan::Placement& placement, Predicate predicate) {
 
 bool sums_rounds_on_device(const plan::Workload& workload, const plan::Placement& placement,
                            std::size_t block) {
-  return workload.rounds > 1 && placement.blocks[block].gradients == Tier::device;
+  return workload.sums_gradients() && placement.blocks[block].gradients == Tier::device;
 }
 
 /// Blocks in each home, as one line.

@@ -28,7 +28,7 @@ ALLOWED = {
 ROOMS = ("comm/baselines", "runtime/plan/grid")
 
 # Modules that have floors: their folders, and the files beside them, include no other in a circle.
-WITH_FLOORS = ("runtime/plan", "runtime/engine")
+WITH_FLOORS = ("runtime/plan", "runtime/engine", "runtime/engine/embedded")
 
 # Third-party header -> folders that may include it, besides tools and tests. `None`: everywhere.
 HOMES = (

@@ -8,15 +8,16 @@ namespace spillway::engine {
 namespace {
 
 ModelRuntime with_transformer(const model::ModelConfig& config, const config::TrainOptions& options,
-                              std::unique_ptr<model::Ops> ops) {
+                              std::uint32_t tensor_index, std::unique_ptr<model::Ops> ops) {
   ModelRuntime runtime{.ops = std::move(ops), .transformer = nullptr};
   const model::BatchShape shape{.batch = options.micro_batch, .sequence = options.context};
   model::Ops& use = *runtime.ops;
-  const auto [ranks, index, sequence] = options.tensor;
-  if (ranks > 1) {
+  if (options.tensor.ranks > 1) {
     runtime.transformer = std::make_unique<model::Transformer>(
         config, shape, options.compute, use,
-        model::TensorPart{.index = index, .count = ranks, .sequence = sequence});
+        model::TensorPart{.index = tensor_index,
+                          .count = options.tensor.ranks,
+                          .sequence = options.tensor.sequence});
   } else {
     runtime.transformer = std::make_unique<model::Transformer>(config, shape, options.compute, use,
                                                                options.operator_tile);
@@ -27,14 +28,15 @@ ModelRuntime with_transformer(const model::ModelConfig& config, const config::Tr
 }  // namespace
 
 ModelRuntime make_model_runtime(const model::ModelConfig& config,
-                                const config::TrainOptions& options,
-                                model::cuda::GemmChoices products, Bytes score_gradients) {
-  return with_transformer(config, options, make_ops(options, std::move(products), score_gradients));
+                                const config::TrainOptions& options, ModelSetup setup) {
+  return with_transformer(config, options, setup.tensor_index,
+                          make_ops(options, std::move(setup.products), setup.score_gradients));
 }
 
 ModelRuntime make_model_sizes(const model::ModelConfig& config, const config::TrainOptions& options,
-                              Bytes score_gradients) {
-  return with_transformer(config, options, make_sizing_ops(options, score_gradients));
+                              const ModelSetup& setup) {
+  return with_transformer(config, options, setup.tensor_index,
+                          make_sizing_ops(options, setup.score_gradients));
 }
 
 }  // namespace spillway::engine

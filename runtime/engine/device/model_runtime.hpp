@@ -2,6 +2,7 @@
 // from. Control thread only.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 
 #include "runtime/config/train_options.hpp"
@@ -18,15 +19,21 @@ struct ModelRuntime {
   std::unique_ptr<model::Transformer> transformer;
 };
 
+/// What a rank's model has beside the options of the run.
+struct ModelSetup {
+  model::cuda::GemmChoices products{};                   ///< as for `make_ops`
+  Bytes score_gradients = model::cuda::kScoreGradients;  ///< likewise
+  std::uint32_t tensor_index = 0;                        ///< of the rank, in its tensor group
+};
+
 /// Returns a model that is ready to run and to be planned. Throws `Error{not_supported}` where the
-/// options' device is not usable here. The other arguments are those of `make_ops`.
+/// options' device is not usable here.
 [[nodiscard]] ModelRuntime make_model_runtime(const model::ModelConfig& config,
                                               const config::TrainOptions& options,
-                                              model::cuda::GemmChoices products = {},
-                                              Bytes score_gradients = model::cuda::kScoreGradients);
+                                              ModelSetup setup = {});
 /// Returns a model to plan with, not to run: it works for a device that this machine lacks.
 [[nodiscard]] ModelRuntime make_model_sizes(const model::ModelConfig& config,
                                             const config::TrainOptions& options,
-                                            Bytes score_gradients = model::cuda::kScoreGradients);
+                                            const ModelSetup& setup = {});
 
 }  // namespace spillway::engine

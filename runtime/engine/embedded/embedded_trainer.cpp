@@ -8,8 +8,8 @@
 
 #include "cpu_adam/gradient_norm.hpp"
 #include "runtime/base/error.hpp"
-#include "runtime/engine/embedded/needs.hpp"
 #include "runtime/engine/embedded/parts.hpp"
+#include "runtime/engine/embedded/plan/needs.hpp"
 
 namespace spillway::engine {
 

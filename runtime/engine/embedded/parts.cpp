@@ -7,9 +7,9 @@
 
 #include "runtime/base/error.hpp"
 #include "runtime/base/log.hpp"
-#include "runtime/engine/embedded/gradient_copies.hpp"
-#include "runtime/engine/embedded/needs.hpp"
-#include "runtime/engine/embedded/values_source.hpp"
+#include "runtime/engine/embedded/plan/gradient_landing.hpp"
+#include "runtime/engine/embedded/plan/needs.hpp"
+#include "runtime/engine/embedded/values/values_source.hpp"
 
 namespace spillway::engine {
 namespace {

@@ -51,7 +51,9 @@ plan::MachineProfile ShownMachine::profile(const config::TrainOptions& options,
                                            const plan::Workload& whole,
                                            const plan::Budgets& budgets,
                                            const plan::Placement& fitting) {
-  const ModelRuntime model = make_model_runtime(parts().config, options, parts().known.products());
+  const ModelRuntime model = make_model_runtime(
+      parts().config, options,
+      {.products = parts().known.products(), .tensor_index = parts().ranks.place().tensor_index()});
   Directories state;
   if (fitting.uses_disk()) state = state_directories(options, parts().part.run);
   return measure(options, whole, budgets, fitting, model, state);

@@ -102,11 +102,11 @@ plan::Placement take_fastest_shape(Planned& planned, const model::ModelConfig& c
 /// Lets attention use what the placement leaves of the device's memory.
 void give_scores_the_rest(Planned& planned, const model::ModelConfig& config) {
   const config::TrainOptions& options = planned.options;
-  const Bytes scores = spare_score_gradients(config, options, planned.workload, planned.placement,
-                                             planned.budgets.device);
+  const Bytes scores = spare_score_gradients(config, planned);
   if (scores == model::cuda::kScoreGradients) return;
   planned.score_gradients = scores;
-  const ModelRuntime wider = make_model_sizes(config, options, scores);
+  const ModelRuntime wider = make_model_sizes(
+      config, options, {.score_gradients = scores, .tensor_index = planned.place.tensor_index()});
   planned.workload =
       of_stage(make_workload(config, *wider.transformer, options, planned.workload.replicas),
                options, planned.place.stage());

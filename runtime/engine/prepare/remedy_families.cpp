@@ -61,7 +61,7 @@ Family smaller_micro_batches(const config::TrainOptions& options) {
     std::string what =
         fmt::format("train_micro_batch_size_per_gpu {}, gradient_accumulation_steps {}", micro,
                     smaller.gradient_accumulation_steps);
-    if (options.sum_order == config::SumOrder::fast) {
+    if (!rounds_are_micro_batches(options)) {
       smaller.rounds *= factor;
       what += fmt::format(" and spillway.rounds {}", smaller.rounds);
     } else {
@@ -75,7 +75,7 @@ Family smaller_micro_batches(const config::TrainOptions& options) {
 /// The same micro-batches in more rounds.
 Family more_rounds(const config::TrainOptions& options) {
   Family list{.kind = Kind::batches, .remedies = {}};
-  if (options.sum_order == config::SumOrder::fixed) return list;  // each micro-batch is one already
+  if (rounds_are_micro_batches(options)) return list;
   for (std::uint32_t rounds = 2; rounds <= options.gradient_accumulation_steps; ++rounds) {
     if (options.gradient_accumulation_steps % rounds != 0 || rounds <= options.rounds) continue;
     config::TrainOptions smaller = options;

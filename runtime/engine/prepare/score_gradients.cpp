@@ -10,21 +10,21 @@ constexpr Bytes kMostBytes{std::uint64_t{1} << 40};
 
 }  // namespace
 
-Bytes spare_score_gradients(const model::ModelConfig& config, const config::TrainOptions& options,
-                            const plan::Workload& workload, const plan::Placement& placement,
-                            Bytes device) {
+Bytes spare_score_gradients(const model::ModelConfig& config, const Planned& planned) {
+  const config::TrainOptions& options = planned.options;
   const Bytes usual = model::cuda::kScoreGradients;
   if (options.device != config::DeviceKind::cuda || !options.deterministic) return usual;
   const auto workspace = [&](Bytes bound) {
-    return make_model_sizes(config, options, bound).transformer->workspace_bytes();
+    const ModelSetup wide{.score_gradients = bound, .tensor_index = planned.place.tensor_index()};
+    return make_model_sizes(config, options, wide).transformer->workspace_bytes();
   };
-  const Bytes others = plan::total(plan::memory_items(workload, placement), plan::Tier::device) -
-                       workload.workspace_bytes;
+  const Bytes others =
+      plan::total(planned.memory(), plan::Tier::device) - planned.workload.workspace_bytes;
   Bytes bound = usual;
-  Bytes taken = workload.workspace_bytes;
+  Bytes taken = planned.workload.workspace_bytes;
   for (Bytes wider = usual * 2U; wider <= kMostBytes; wider = wider * 2U) {
     const Bytes wanted = workspace(wider);
-    if (others + wanted > device) break;
+    if (others + wanted > planned.budgets.device) break;
     if (wanted > taken) bound = wider;
     taken = wanted;
   }

@@ -62,14 +62,13 @@ plan::Workload make_workload(const model::ModelConfig& config,
   if (options.tensor.ranks == 1) return workload_of(config, transformer, options, replicas);
   // All ranks of a tensor group have the buffers of the first one, whose parts are the largest, and
   // so one plan. Only temporaries need not be in the order of the parts.
-  config::TrainOptions each = options;
-  each.tensor.index = 0;
-  plan::Workload workload =
-      workload_of(config, *make_model_sizes(config, each).transformer, options, replicas);
+  const auto part = [&](std::uint32_t index) {
+    return make_model_sizes(config, options, {.tensor_index = index});
+  };
+  plan::Workload workload = workload_of(config, *part(0).transformer, options, replicas);
   for (std::uint32_t index = 1; index < options.tensor.ranks; ++index) {
-    each.tensor.index = index;
-    workload.workspace_bytes = std::max(
-        workload.workspace_bytes, make_model_sizes(config, each).transformer->workspace_bytes());
+    workload.workspace_bytes =
+        std::max(workload.workspace_bytes, part(index).transformer->workspace_bytes());
   }
   // This rank's attention may take more than usual (prepare/score_gradients).
   workload.workspace_bytes = std::max(workload.workspace_bytes, transformer.workspace_bytes());

@@ -95,7 +95,6 @@ Run RunPreparation::prepare() {
                    .options = request_.options,
                    .data = std::filesystem::absolute(request_.data).string()};
   const config::TrainOptions& options = config.options;
-  config.options.tensor.index = ranks_.place().tensor_index();
   TakenShare share = take_share(config.options);
   resolve_options(share.share, config);
   if (request_.from) check_tokenizer(request_.data, *request_.from);
@@ -210,9 +209,11 @@ ModelRuntime RunPreparation::make_model(RunConfig& config) const {
   }
   ModelRuntime model = make_model_runtime(
       config.model, config.options,
-      choose_products({.resumed = claim_.resumes() ? &claim_.recorded().device : nullptr,
-                       .continued = origin ? &*origin : nullptr,
-                       .measured = known_.products()}));
+      {.products =
+           choose_products({.resumed = claim_.resumes() ? &claim_.recorded().device : nullptr,
+                            .continued = origin ? &*origin : nullptr,
+                            .measured = known_.products()}),
+       .tensor_index = ranks_.place().tensor_index()});
   config.device = record_of(config.options, *model.ops);
   return model;
 }
@@ -269,8 +270,11 @@ EngineSetup RunPreparation::plan(const TakenShare& share, RunConfig& config, Mod
   const bool resized = plan.options.micro_batch != config.options.micro_batch;
   config.options = plan.options;  // which has the layers of the stages, and the step's shape
   if (plan.score_gradients || resized) {
-    model = make_model_runtime(config.model, plan.options, products_of(config.device),
-                               plan.score_gradients.value_or(model::cuda::kScoreGradients));
+    model = make_model_runtime(
+        config.model, plan.options,
+        {.products = products_of(config.device),
+         .score_gradients = plan.score_gradients.value_or(model::cuda::kScoreGradients),
+         .tensor_index = plan.place.tensor_index()});
   }
   StateStore state = store(plan, machine.tuning().drives);
   return {.config = config.model,

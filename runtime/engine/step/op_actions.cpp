@@ -64,7 +64,7 @@ void OpActions::enqueue(const Op& op, offload::Stream& stream) {
     case OpKind::loss:
       upload_tokens(op, stream);
       return stream.submit([this, &op] { passes_.loss(op); });
-    case OpKind::accumulate: return stream.submit([this, &op] { updates_.round_gradient(op); });
+    case OpKind::round_gradient: return stream.submit([this, &op] { updates_.round_gradient(op); });
     case OpKind::grad_norm: return stream.submit([this, &op] { updates_.device_norm(op); });
     case OpKind::update: return stream.submit([this, &op] { updates_.device_update(op); });
     case OpKind::stash: return stream.submit([this, &op] { device_stash(op); });
@@ -74,6 +74,7 @@ void OpActions::enqueue(const Op& op, offload::Stream& stream) {
     case OpKind::all_to_all:
     case OpKind::send:
     case OpKind::receive: return exchange(context_, op, stream);
+    case OpKind::add_gradient:
     case OpKind::checksum:
     case OpKind::commit: break;
   }
@@ -126,7 +127,7 @@ Ticket OpActions::start(const Op& op) {
   switch (op.kind) {
     case OpKind::copy: return copy(op);
     case OpKind::commit: return state_.commit();
-    case OpKind::accumulate: return workers.submit([this, &op] { updates_.host_accumulate(op); });
+    case OpKind::add_gradient: return workers.submit([this, &op] { updates_.add_gradient(op); });
     case OpKind::grad_norm: return workers.submit([this, &op] { updates_.host_norm(op); });
     case OpKind::update: return workers.submit([this, &op] { updates_.host_update(op); });
     case OpKind::stash: return workers.submit([this, &op] { host_stash(op); });
@@ -139,7 +140,8 @@ Ticket OpActions::start(const Op& op) {
     case OpKind::all_to_all:
     case OpKind::send:
     case OpKind::receive: return exchange(context_, op);
-    case OpKind::loss: break;
+    case OpKind::loss:
+    case OpKind::round_gradient: break;
   }
   SPILLWAY_ASSERT(false && "no worker runs this kind of op");
   return {};

@@ -5,11 +5,22 @@
 #include <vector>
 
 #include "runtime/base/error.hpp"
+#include "runtime/engine/step/step_engine.hpp"
 
 namespace spillway::engine {
 
 using plan::PoolKind;
 using plan::Tier;
+
+StateIo::StateIo(StepEngine& engine)
+    : workload_(engine.workload()),
+      placement_(engine.placement()),
+      memory_(engine.memory()),
+      slots_(engine.slots()),
+      streams_(engine.streams()),
+      store_(engine.store()),
+      isa_(engine.isa()),
+      ranks_(engine.ranks()) {}
 
 void StateIo::initialize(const model::ParameterSource& source) {
   std::vector<float> masters;
@@ -124,8 +135,8 @@ void StateIo::write_parameters(std::uint32_t tile, std::span<std::byte> slot,
 void StateIo::upload_residents() {
   for (std::uint32_t block = 0; block < workload_.blocks.size(); ++block) {
     const plan::BlockCut& place = placement_.blocks[block];
-    const bool of_another_stage = workload_.blocks[block].padded_parameters == ElementCount{};
-    if (of_another_stage || !place.resident() || place.state == Tier::device) continue;
+    const bool uploads = place.resident() && place.state != Tier::device;
+    if (!uploads || !workload_.blocks[block].has_parameters()) continue;
     if (workload_.shares_updates()) {
       gather_residents(block);
       continue;

@@ -16,19 +16,12 @@
 
 namespace spillway::engine {
 
+class StepEngine;
+
 class StateIo {
  public:
-  StateIo(const plan::Workload& workload, const plan::Placement& placement, Memory& memory,
-          const StateSlots& slots, Streams& streams, nvme_swap::TileStore* store, cpu_adam::Isa isa,
-          const RankGroups& ranks)
-      : workload_(workload),
-        placement_(placement),
-        memory_(memory),
-        slots_(slots),
-        streams_(streams),
-        store_(store),
-        isa_(isa),
-        ranks_(ranks) {}
+  /// `engine` outlives this object.
+  explicit StateIo(StepEngine& engine);
 
   /// Sets masters from `source`, moments to zero, and parameters rounded from the masters.
   void initialize(const model::ParameterSource& source);

@@ -41,7 +41,7 @@ void UpdateOps::round_gradient(const Op& op) const {
   if (memory.writes(ValueKind::total_gradient, op.block)) {
     gradient.home = memory.device(memory.write(ValueKind::total_gradient, op.block));
   }
-  gradient.sums_rounds = workload.rounds > 1;
+  gradient.sums_rounds = workload.sums_gradients();
   gradient.first_round = op.round == 0;
   context_.resources.device_math.finish_gradient(gradient);
 }
@@ -54,7 +54,7 @@ void UpdateOps::device_norm(const Op& op) const {
 }
 
 /// Adds the gradients of a round, one of each rank where they add up one by one.
-void UpdateOps::host_accumulate(const Op& op) const {
+void UpdateOps::add_gradient(const Op& op) const {
   const OpMemory memory = context_.memory_of(op);
   const auto source = memory.host(memory.read(ValueKind::gradient, op.block));
   const auto bytes = memory.host(memory.write(ValueKind::total_gradient, op.block));

@@ -23,7 +23,7 @@ class UpdateOps {
   void device_update(const plan::Op& op) const;
 
   // On the host
-  void host_accumulate(const plan::Op& op) const;
+  void add_gradient(const plan::Op& op) const;
   void host_norm(const plan::Op& op) const;
   void host_update(const plan::Op& op);
 

@@ -11,25 +11,20 @@ InStep Commits::ranks_in_step(StepEngine& engine) {
   return engine.ranks().any(own ? Vote::no : Vote::yes) ? InStep::some : InStep::all;
 }
 
-Commits::Commits(StepEngine& engine, StateIo& state_io, const TrainingState& state,
-                 const PendingUpdate& update, InStep ranks_in_step)
-    : engine_(engine),
-      state_(state),
-      update_(update),
-      copy_(engine, state_io),
-      ranks_in_step_(ranks_in_step) {}
+Commits::Commits(StepEngine& engine, StateIo& state_io, InStep ranks_in_step)
+    : engine_(engine), copy_(engine, state_io), ranks_in_step_(ranks_in_step) {}
 
-bool Commits::due_next() const {
+bool Commits::due_next(const TrainingState& state) const {
   const std::uint64_t every = engine_.plan().commit_every;
   const bool due =
-      engine_.placement().commits && every > 0 && state_.step > 0 && state_.step % every == 0;
-  return (due || copying()) && committed_step_ != state_.step;
+      engine_.placement().commits && every > 0 && state.step > 0 && state.step % every == 0;
+  return (due || copying()) && committed_step_ != state.step;
 }
 
-bool Commits::due_to_evaluate() const {
+bool Commits::due_to_evaluate(const TrainingState& state, const PendingUpdate& update) const {
   // A stage whose own gradients are finite has an update, also of a step that others skip.
-  const bool updates = update_.pending && state_.skipped_in_a_row == 0;
-  return ranks_in_step_ == InStep::all && copying() && updates && committed_step_ != state_.step;
+  const bool updates = update.pending && state.skipped_in_a_row == 0;
+  return ranks_in_step_ == InStep::all && copying() && updates && committed_step_ != state.step;
 }
 
 TrainingState Commits::resume() {
@@ -52,16 +47,17 @@ TrainingState Commits::resume() {
   return state;
 }
 
-DiskDecision Commits::decide(Commit commit, Writes writes) const {
-  const bool complete = writes == Writes::all &&
-                        (update_.pending || !engine_.placement().any_state(plan::Tier::nvme));
+DiskDecision Commits::decide(const TrainingState& state, const PendingUpdate& update, Commit commit,
+                             Writes writes) const {
+  const bool complete =
+      writes == Writes::all && (update.pending || !engine_.placement().any_state(plan::Tier::nvme));
   return {.commits =
-              commit == Commit::yes && engine_.store() != nullptr && committed_step_ != state_.step,
+              commit == Commit::yes && engine_.store() != nullptr && committed_step_ != state.step,
           .copy = complete ? copy_.store() : nullptr};
 }
 
-void Commits::finish(const DiskDecision& made) {
-  if (made.commits) committed_step_ = state_.step;
+void Commits::finish(const TrainingState& state, const DiskDecision& made) {
+  if (made.commits) committed_step_ = state.step;
   if (made.copy != nullptr) copy_.close();
 }
 

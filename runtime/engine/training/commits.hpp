@@ -24,20 +24,13 @@ class Commits {
  public:
   /// Returns which ranks of the job commit inside the step plan. All ranks call it.
   [[nodiscard]] static InStep ranks_in_step(StepEngine& engine);
-  /// All arguments outlive this object; `state` and `update` are those of the last step.
-  Commits(StepEngine& engine, StateIo& state_io, const TrainingState& state,
-          const PendingUpdate& update, InStep ranks_in_step);
+  /// `engine` and `state_io` outlive this object.
+  Commits(StepEngine& engine, StateIo& state_io, InStep ranks_in_step);
 
   /// Returns the last committed step, if there is one.
   [[nodiscard]] std::optional<std::uint64_t> committed_step() const { return committed_step_; }
   /// Whether commits happen inside the step plan, because all state is on disk.
   [[nodiscard]] bool in_step() const { return engine_.placement().all_state_on_disk(); }
-  /// Whether the next step commits the last one.
-  [[nodiscard]] bool due_next() const;
-  /// Whether an evaluation commits the last step: its flush completes the copy under way, which
-  /// must not be ahead of the run's commit. All ranks agree.
-  [[nodiscard]] bool due_to_evaluate() const;
-
   /// Creates a store as `options` say, on the run's I/O engine, and fills it with the state after
   /// the last step: by the writes that the next step makes anyway or, where it would not write
   /// everything, by reading the committed state again. What is on the disk is then read once more
@@ -48,15 +41,21 @@ class Commits {
   /// before the first, while one is under way, and after one that failed.
   [[nodiscard]] std::optional<std::uint64_t> copied_step() const { return copy_.step(); }
 
-  // The rest is for whoever runs the lists.
+  // The rest is for whoever runs the lists. `state` and `update` are those of the last step.
 
+  /// Whether the next step commits the last one.
+  [[nodiscard]] bool due_next(const TrainingState& state) const;
+  /// Whether an evaluation commits the last step: its flush completes the copy under way, which
+  /// must not be ahead of the run's commit. All ranks agree.
+  [[nodiscard]] bool due_to_evaluate(const TrainingState& state, const PendingUpdate& update) const;
   /// Returns the state that the store's commit records, whose tiles are to be read. Throws unless
   /// it is that of this rank, with the engine's tiles.
   [[nodiscard]] TrainingState resume();
   /// Returns where the next list makes the last step true; `writes`: by that list.
-  [[nodiscard]] DiskDecision decide(Commit commit, Writes writes) const;
+  [[nodiscard]] DiskDecision decide(const TrainingState& state, const PendingUpdate& update,
+                                    Commit commit, Writes writes) const;
   /// Records what the list has made true.
-  void finish(const DiskDecision& made);
+  void finish(const TrainingState& state, const DiskDecision& made);
   /// Completes the copy under way, if there is one, from the committed tiles.
   void complete_copy();
   /// Completes the copy under way from the newest tiles, whatever is committed; `commit`: of the
@@ -67,8 +66,6 @@ class Commits {
 
  private:
   StepEngine& engine_;
-  const TrainingState& state_;
-  const PendingUpdate& update_;
   StoreCopy copy_;
   const InStep ranks_in_step_;
   std::optional<std::uint64_t> committed_step_;

@@ -1,7 +1,9 @@
-// RankSums: what a step leaves on each rank, its losses and the leaves of its norm, brought
-// together from all of them, so that every rank decides alike. Control thread only.
+// RankSums: what steps leave on each rank, their losses and the leaves of their norms, added up
+// over all ranks, so that every rank decides alike. Each result is one step's; results are counted
+// from the last time that the stages of the pipeline met. Control thread only.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -12,23 +14,31 @@ namespace spillway::engine {
 
 class RankSums {
  public:
-  /// Allocates what the sums need. `engine` outlives this object, and its rank is one of several
-  /// replicas.
-  explicit RankSums(StepEngine& engine);
+  /// Allocates what sums of so many results need. `engine` outlives this object.
+  RankSums(StepEngine& engine, std::size_t most_results);
 
-  /// Exchanges `host_leaves`, as the last step has left them, with the other ranks. Blocks.
-  void gather();
-  /// Returns the sum of all ranks' losses: round by round, in each in the order of ranks.
-  [[nodiscard]] double loss() const;
-  /// Returns the leaves of a block's gradient, from its start, until the next call.
-  [[nodiscard]] std::span<const double> leaves(std::uint32_t block);
+  /// Adds up what the last step has left on the ranks of this stage. Blocks.
+  void add_up_stage(std::size_t result);
+  /// Adds up the first results of all stages, which all have those of their own. Blocks.
+  void add_up_stages(std::size_t results);
+  /// Returns the sum of the step's losses, as far as it is added up.
+  [[nodiscard]] double loss(std::size_t result) const;
+  /// Returns the sum of squares of its gradient, as the step has scaled it.
+  [[nodiscard]] double squares(std::size_t result) const;
 
  private:
-  [[nodiscard]] std::span<const double> of_rank(std::uint32_t rank) const;
+  [[nodiscard]] bool has_replicas() const;
+  void gather_leaves();
+  [[nodiscard]] std::span<const double> of_replica(std::uint32_t replica) const;
+  [[nodiscard]] double sum_of(std::span<const double> own_losses) const;
+  [[nodiscard]] std::span<const double> leaves_of(std::uint32_t block);
+  [[nodiscard]] std::size_t own_leaves(std::uint32_t block, std::size_t all) const;
+  [[nodiscard]] std::span<const double> numbers_of(std::size_t result) const;
 
   StepEngine& engine_;
   std::vector<std::size_t> first_leaf_;  // by block, in what a rank gives; behind them the losses
-  std::vector<double> leaves_;           // of the largest block
+  std::vector<double> leaves_;           // of the largest block, where there are replicas
+  std::vector<double> numbers_;          // of each result: squares by block, and the loss
 };
 
 }  // namespace spillway::engine

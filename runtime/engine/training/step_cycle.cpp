@@ -29,8 +29,7 @@ bool has_blocks_of(const SavedState& source, const StepEngine& engine) {
                               });
   }
   const auto fits = [](ElementCount saved, const plan::BlockShape& block) {
-    const bool of_another_stage = block.padded_parameters == ElementCount{};
-    return of_another_stage || saved == plan::pad(block.parameters, 1);
+    return !block.has_parameters() || saved == plan::pad(block.parameters, 1);
   };
   return std::ranges::equal(source.blocks(), engine.workload().blocks, fits);
 }
@@ -43,9 +42,8 @@ StepCycle::StepCycle(StepEngine& engine, const TrainingState& first)
       saved_rank_(saved_rank_of(engine.workload(), engine.ranks().place())),
       lists_(engine),
       last_step_(lists_.after(0).step.get()),
-      state_io_(engine.workload(), engine.placement(), engine.memory(), engine.slots(),
-                engine.streams(), engine.store(), engine.isa(), engine.ranks()),
-      commits_(engine, state_io_, state_, update_, Commits::ranks_in_step(engine)) {
+      state_io_(engine),
+      commits_(engine, state_io_, Commits::ranks_in_step(engine)) {
   decided_.commit.payload.reserve(nvme_swap::kMaxCommitPayload);
   engine.actions().follow(decided_);
   if (engine.state_store().start == Start::resumed) resume();
@@ -94,21 +92,23 @@ void StepCycle::read_masters(std::uint32_t block, std::span<float> masters) {
   state_io_.read_masters(block, masters);
 }
 
-void StepCycle::decide(const TrainingState& state, PendingUpdate& update) {
+bool StepCycle::decide(const TrainingState& state) {
   state_ = state;
-  std::swap(update_, update);
-  if (is_ahead()) settle();
+  const PendingUpdate& update = decided_.update;
+  const PendingUpdate& expected = decided_.ahead;
+  const bool as_expected = update.pending && expected.pending && update.groups == expected.groups;
+  if (is_ahead()) settle(as_expected ? Ahead::kept : Ahead::none);
+  return as_expected;
 }
 
 /// The slot that the update has read is the committed one, and the gradient is still there: undone,
 /// the blocks are updated as all others are.
-void StepCycle::settle() {
-  const bool kept = update_.pending && update_.groups == decided_.ahead.groups;
-  if (!kept) {
+void StepCycle::settle(Ahead made) {
+  if (made == Ahead::none) {
     engine_.actions().forget_staged();
     state_io_.undo(engine_.placement().first_speculative());
   }
-  ahead_ = kept ? Ahead::kept : Ahead::none;
+  ahead_ = made;
   sound_ = true;
 }
 
@@ -122,16 +122,15 @@ const Executor& StepCycle::run(Executor& executor) {
 
 /// `writes`: by the list that is about to run.
 void StepCycle::prepare(Commit commit, Writes writes) {
-  decided_.update = update_;
-  decided_.disk = commits_.decide(commit, writes);
+  decided_.disk = commits_.decide(state_, decided_.update, commit, writes);
   decided_.commit.step = StepIndex{state_.step};
   encode(state_, saved_rank_, decided_.commit.payload);
 }
 
 void StepCycle::finish() {
-  update_.pending = false;
+  decided_.update.pending = false;
   ahead_ = Ahead::none;
-  commits_.finish(std::exchange(decided_.disk, {}));
+  commits_.finish(state_, std::exchange(decided_.disk, {}));
 }
 
 /// At first all versions of the weights are the same.
@@ -164,12 +163,12 @@ Executor& StepCycle::list_of_step(Ahead leaves) const {
 }
 
 /// Inside this list the previous step's update lands, and with it that step becomes committable.
-const Executor& StepCycle::run_step(float loss_gradient_scale, const PendingUpdate* expected) {
+const Executor& StepCycle::run_step(float loss_gradient_scale, Speculate speculate) {
   decided_.loss_gradient_scale = loss_gradient_scale;
   if (engine_.workload().stale.stays_full() && !is_full_) fill();
-  prepare(commits_.due_next() ? Commit::yes : Commit::no, has_kept() ? Writes::some : Writes::all);
-  const Ahead leaves = expected != nullptr && may_speculate() ? Ahead::undecided : Ahead::none;
-  if (leaves == Ahead::undecided) decided_.ahead = *expected;
+  prepare(commits_next() ? Commit::yes : Commit::no, has_kept() ? Writes::some : Writes::all);
+  const bool speculates = speculate == Speculate::yes && may_speculate();
+  const Ahead leaves = speculates ? Ahead::undecided : Ahead::none;
   last_step_ = &run(list_of_step(leaves));
   finish();
   ahead_ = leaves;
@@ -181,7 +180,7 @@ const Executor& StepCycle::run_step(float loss_gradient_scale, const PendingUpda
 
 const Executor& StepCycle::flush(Commit commit) {
   const bool in_step = commits_.in_step();
-  const bool due = (commit == Commit::yes && in_step) || commits_.due_to_evaluate();
+  const bool due = (commit == Commit::yes && in_step) || evaluation_commits();
   prepare(due ? Commit::yes : Commit::no, in_step && !has_kept() ? Writes::all : Writes::some);
   const bool committed = decided_.disk.commits;
   const Executor& executor = run(has_kept() ? *next().flush_behind : *next().flush);

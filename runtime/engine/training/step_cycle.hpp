@@ -15,6 +15,9 @@
 
 namespace spillway::engine {
 
+/// Whether a step makes updates ahead, where it can.
+enum class Speculate : std::uint8_t { no, yes };
+
 class StepCycle {
  public:
   /// Makes all lists ready to run on `engine`, which outlives this object, and reads the state that
@@ -40,29 +43,36 @@ class StepCycle {
   /// Returns the state after the last step that is decided.
   [[nodiscard]] const TrainingState& state() const { return state_; }
   /// Whether an update is decided that no list has applied.
-  [[nodiscard]] bool has_pending() const { return update_.pending; }
-  /// Ends the step whose list has run: `state` is that after it, and the next list applies
-  /// `update`. What the list has updated ahead is kept if this is the update that was expected, and
-  /// else undone; nothing else throws. The memory of an earlier update comes back in `update`, for
-  /// the next one.
-  void decide(const TrainingState& state, PendingUpdate& update);
+  [[nodiscard]] bool has_pending() const { return decided_.update.pending; }
   /// Replaces the numbers of the state that are known, or set, only after their step was decided.
   void amend(const TrainingState& state) { state_ = state; }
   /// Whether the state in memory can be committed: no error has interrupted an operation.
   [[nodiscard]] bool is_sound() const { return sound_; }
 
-  // Lists. These return the executor that has run, with its timings.
+  // The decision that ends a step. Both updates have the memory of earlier ones.
 
-  /// Runs the list of a step, and with it the pending update; then no update is pending.
-  /// `loss_gradient_scale`: loss scale / targets of the step; of another framework's passes, any.
-  /// `expected`: the step's own update if nothing will be clipped; the list makes it ahead for the
-  /// speculative blocks of the placement, unless what it would overwrite is not committed; null: no
-  /// update is made ahead.
-  const Executor& run_step(float loss_gradient_scale = 0, const PendingUpdate* expected = nullptr);
+  /// Returns the update that a step makes if nothing in it is clipped or skipped, for whoever has
+  /// it made ahead to set before the step's list runs.
+  [[nodiscard]] PendingUpdate& expected_update() { return decided_.ahead; }
+  /// Returns the update that the next list applies, for whoever decides it to set behind the step's
+  /// list. None is pending until then.
+  [[nodiscard]] PendingUpdate& next_update() { return decided_.update; }
+  /// Ends the step whose list has run: `state` is that after it. Returns whether `next_update` is
+  /// the expected one. If so, what the list has updated ahead is kept, and else undone; nothing
+  /// else throws.
+  bool decide(const TrainingState& state);
   /// Whether the last list has made updates ahead that no decision has kept or undone.
   [[nodiscard]] bool is_ahead() const { return ahead_ == Ahead::undecided; }
   /// Whether the pending update of the speculative blocks is made, and kept.
   [[nodiscard]] bool has_kept() const { return ahead_ == Ahead::kept; }
+
+  // Lists. These return the executor that has run, with its timings.
+
+  /// Runs the list of a step, and with it the pending update; then no update is pending.
+  /// `loss_gradient_scale`: loss scale / targets of the step; of another framework's passes, any.
+  /// `speculate`: the list makes the expected update ahead, for the speculative blocks of the
+  /// placement, unless what it would overwrite is not committed.
+  const Executor& run_step(float loss_gradient_scale = 0, Speculate speculate = Speculate::no);
   /// Applies the pending update.
   const Executor& flush(Commit commit);
   /// Runs another list of the same engine.
@@ -87,6 +97,12 @@ class StepCycle {
   /// Creates a store as `options` say that holds the state after the last step, and commits it.
   /// Call it only if all state is on disk, or none of it. After an error no copy is under way.
   void copy_now(const nvme_swap::StoreOptions& options);
+  /// Whether the next step commits the last one.
+  [[nodiscard]] bool commits_next() const { return commits_.due_next(state_); }
+  /// Whether an evaluation commits the last step. All ranks agree.
+  [[nodiscard]] bool evaluation_commits() const {
+    return commits_.due_to_evaluate(state_, decided_.update);
+  }
   [[nodiscard]] Commits& commits() { return commits_; }
   [[nodiscard]] const Commits& commits() const { return commits_; }
 
@@ -94,7 +110,7 @@ class StepCycle {
   /// What has become of updates ahead; none: none was made, or they are the state's own.
   enum class Ahead : std::uint8_t { none, undecided, kept };
 
-  void settle();
+  void settle(Ahead made);
   [[nodiscard]] bool may_speculate() const;
   [[nodiscard]] Executor& list_of_step(Ahead leaves) const;
   void resume();
@@ -108,8 +124,7 @@ class StepCycle {
   StepEngine& engine_;
   TrainingState state_;
   const SavedRank saved_rank_;  // that commits name
-  PendingUpdate update_;
-  StepDecisions decided_;  ///< for the list that runs; nobody else writes it
+  StepDecisions decided_;  ///< for the list that runs next, or runs; nobody else owns an update
   bool sound_ = true;
   Ahead ahead_ = Ahead::none;
   StepLists lists_;

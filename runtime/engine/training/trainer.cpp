@@ -1,20 +1,15 @@
 #include "runtime/engine/training/trainer.hpp"
 
-#include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <numeric>
 #include <utility>
 
-#include "cpu_adam/gradient_norm.hpp"
 #include "runtime/base/elapsed.hpp"
 #include "runtime/base/error.hpp"
 #include "runtime/config/schedule.hpp"
 #include "runtime/plan/step/step_builder.hpp"
 
 namespace spillway::engine {
-
-using Group = RankGroups::Group;
 
 namespace {
 
@@ -28,11 +23,6 @@ TrainingState first_state(const config::TrainOptions& options) {
               config::initial_loss_scale(options.loss_scale, options.compute == DType::fp16)};
 }
 
-/// Returns the sum of a result's squares over all blocks, without the loss behind them.
-double sum_of(std::span<const double> squares) {
-  return std::accumulate(squares.begin(), squares.end() - 1, 0.0);
-}
-
 }  // namespace
 
 Trainer::Trainer(EngineSetup setup, ModelRuntime model)
@@ -40,13 +30,10 @@ Trainer::Trainer(EngineSetup setup, ModelRuntime model)
       engine_(std::move(setup), model_),
       cycle_(engine_, first_state(engine_.options())),
       steps_of_sums_(steps_of_sums(engine_.options(), workload())),
-      squares_(steps_of_sums_ * (workload().blocks.size() + 1)),
+      rank_sums_(engine_, steps_of_sums_),
       evaluation_executor_(engine_.prepare(plan::build_evaluation(
           workload(), engine_.placement(), {.place = engine_.ranks().place()}))) {
   results_.reserve(steps_of_sums_);
-  engine_.ranks().expect_sums(Group::tensor, workload().blocks.size() + 1);
-  engine_.ranks().expect_sums(Group::stages, squares_.size());
-  if (engine_.ranks().host(Group::replicas) != nullptr) rank_sums_.emplace(engine_);
 }
 
 /// The ranks take their micro-batches of a round one after the other, so that the order of the data
@@ -69,50 +56,24 @@ void Trainer::fetch(const data::TokenFile& tokens, const data::Sampler& sampler)
   }
 }
 
-double Trainer::sum_losses() {
-  const std::span<const double> losses = engine_.losses();
-  if (!rank_sums_) return std::accumulate(losses.begin(), losses.end(), 0.0);
-  rank_sums_->gather();
-  return rank_sums_->loss();
-}
-
-/// Number of leaves of a block that this rank gives to the norm. Only the first rank of a tensor
-/// group gives those of the parameters that all its ranks have.
-std::size_t Trainer::own_leaves(std::uint32_t block, std::size_t all) const {
-  if (engine_.ranks().place().tensor_index() == 0) return all;
-  return workload().blocks[block].shared_first.value() / kLeafParameters;
-}
-
-std::span<double> Trainer::squares_of(std::size_t result) {
-  const std::size_t numbers = workload().blocks.size() + 1;
-  return std::span(squares_).subspan(result * numbers, numbers);
-}
-
-/// Sums up what the step has left on all ranks of this stage. It knows nothing of other stages'
-/// blocks, and the loss is the last one's.
-void Trainer::sum_up(std::span<double> squares) {
-  const double loss = sum_losses();
-  std::ranges::fill(squares, 0.0);
-  for (std::uint32_t block = 0; block < workload().blocks.size(); ++block) {
-    if (workload().blocks[block].padded_parameters == ElementCount{}) continue;
-    const std::span<const double> leaves =
-        rank_sums_ ? rank_sums_->leaves(block) : engine_.norm_leaves(block);
-    squares[block] = cpu_adam::sum_leaves(leaves.first(own_leaves(block, leaves.size())));
+/// Decides the update of the step whose list has run, and what becomes of updates ahead.
+void Trainer::decide(StepResult& result) {
+  TrainingState state = cycle_.state();
+  state.cursor += config::windows_of_step(engine_.options()) * workload().replicas.count;
+  result.step = ++state.step;
+  if (steps_of_sums_ > 1) {
+    decide_early(engine_.options(), state, result, rank_sums_.squares(results_.size() - 1),
+                 cycle_.next_update());
+  } else {
+    meet();
+    decide_update(engine_.options(), state, result, cycle_.next_update());
   }
-  if (workload().runs(workload().head_layer()) && engine_.ranks().place().tensor_index() == 0) {
-    squares.back() = loss;
-  }
-  engine_.ranks().add_up(Group::tensor, squares);
-}
-
-/// Decides the update of a step whose sums are known, and what becomes of updates ahead.
-void Trainer::decide(TrainingState& state, StepResult& result) {
-  decide_update(engine_.options(), state, result, decided_);
+  const bool was_ahead = cycle_.is_ahead();
+  const bool as_expected = cycle_.decide(state);
   if (engine_.placement().speculative_blocks == 0) return;
-  const bool as_expected = decided_.pending && decided_.groups == expected_.groups;
   calm_steps_ = as_expected ? calm_steps_ + 1 : 0;
   result.ahead = UpdatesAhead::paused;
-  if (cycle_.is_ahead()) result.ahead = as_expected ? UpdatesAhead::kept : UpdatesAhead::undone;
+  if (was_ahead) result.ahead = as_expected ? UpdatesAhead::kept : UpdatesAhead::undone;
 }
 
 std::span<const StepResult> Trainer::step(const data::TokenFile& tokens,
@@ -124,26 +85,18 @@ std::span<const StepResult> Trainer::step(const data::TokenFile& tokens,
   StepResult& result = results_.emplace_back();
   result.tokens = plan::tokens_of_step(workload());
   result.scale = cycle_.state().loss_scale.scale;
-  const bool commits = cycle_.commits().due_next();
+  const bool commits = cycle_.commits_next();
   const bool speculates = engine_.placement().speculative_blocks > 0;
-  if (speculates) expect_update(engine_.options(), cycle_.state(), result.scale, expected_);
+  if (speculates) {
+    expect_update(engine_.options(), cycle_.state(), result.scale, cycle_.expected_update());
+  }
   const bool calm = speculates && calm_steps_ >= kCalmSteps && follows == Follows::step;
   cycle_.run_step(static_cast<float>(result.scale / static_cast<double>(result.tokens)),
-                  calm ? &expected_ : nullptr);
+                  calm ? Speculate::yes : Speculate::no);
 
-  const std::span<double> squares = squares_of(results_.size() - 1);
-  sum_up(squares);
-  TrainingState state = cycle_.state();
-  state.cursor += config::windows_of_step(engine_.options()) * workload().replicas.count;
-  result.step = ++state.step;
-  if (steps_of_sums_ > 1) {
-    decide_early(engine_.options(), state, result, sum_of(squares), decided_);
-  } else {
-    meet();
-    decide(state, result);
-  }
-  cycle_.decide(state, decided_);
-  if (commits || cycle_.commits().due_next() || results_.size() == steps_of_sums_) {
+  rank_sums_.add_up_stage(results_.size() - 1);
+  decide(result);
+  if (commits || cycle_.commits_next() || results_.size() == steps_of_sums_) {
     static_cast<void>(gather_results());
   }
   result.seconds = seconds_since(begin);
@@ -153,13 +106,11 @@ std::span<const StepResult> Trainer::step(const data::TokenFile& tokens,
 /// Brings losses and norms of all results together.
 void Trainer::meet() {
   results_complete_ = true;
-  engine_.ranks().add_up(
-      Group::stages, std::span(squares_).first(results_.size() * (workload().blocks.size() + 1)));
+  rank_sums_.add_up_stages(results_.size());
   for (std::size_t i = 0; i < results_.size(); ++i) {
     StepResult& result = results_[i];
-    const std::span<const double> squares = squares_of(i);
-    result.loss = squares.back() / static_cast<double>(result.tokens);
-    result.grad_norm = std::sqrt(sum_of(squares)) / result.scale;
+    result.loss = rank_sums_.loss(i) / static_cast<double>(result.tokens);
+    result.grad_norm = std::sqrt(rank_sums_.squares(i)) / result.scale;
   }
 }
 

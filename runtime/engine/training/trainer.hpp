@@ -4,7 +4,7 @@
 
 #include <cstdint>
 #include <memory>
-#include <optional>
+#include <span>
 #include <vector>
 
 #include "runtime/data/micro_batch.hpp"
@@ -53,24 +53,17 @@ class Trainer {
 
  private:
   void fetch(const data::TokenFile& tokens, const data::Sampler& sampler);
-  [[nodiscard]] double sum_losses();
-  [[nodiscard]] std::size_t own_leaves(std::uint32_t block, std::size_t all) const;
-  void sum_up(std::span<double> squares);
-  [[nodiscard]] std::span<double> squares_of(std::size_t result);
   void meet();
-  void decide(TrainingState& state, StepResult& result);
+  void decide(StepResult& result);
   [[nodiscard]] const plan::Workload& workload() const { return engine_.workload(); }
 
   ModelRuntime model_;  // outlives the engine
   StepEngine engine_;
   StepCycle cycle_;
   const std::uint32_t steps_of_sums_;
-  std::optional<RankSums> rank_sums_;  // where the stage has several ranks
-  std::vector<StepResult> results_;    // since the stages have met
-  std::vector<double> squares_;   // of each result by block, of its gradient; behind them its loss
-  PendingUpdate decided_;         // its memory is used again
-  PendingUpdate expected_;        // of the step, if nothing is clipped; likewise
-  std::uint32_t calm_steps_ = 0;  // in a row, whose updates were the expected ones
+  RankSums rank_sums_;               // of each result
+  std::vector<StepResult> results_;  // since the stages have met
+  std::uint32_t calm_steps_ = 0;     // in a row, whose updates were the expected ones
   bool results_complete_ = true;
   std::unique_ptr<Executor> evaluation_executor_;
 };

@@ -56,6 +56,7 @@ void make_update(const config::TrainOptions& options, const TrainingState& state
   update.groups[kDecayed] = cpu_adam::make_scalars(adam, state.updates, factor);
   adam.weight_decay = 0;
   update.groups[kPlain] = cpu_adam::make_scalars(adam, state.updates, factor);
+  update.pending = true;  // what the next list applies is whole
 }
 
 }  // namespace
@@ -68,8 +69,8 @@ void decide_update(const config::TrainOptions& options, TrainingState& state, St
                    PendingUpdate& update) {
   const std::uint64_t t = state.updates + 1;
   result.lr = config::learning_rate(options.schedule, t);
-  update.pending = std::isfinite(result.grad_norm);
-  if (!update.pending) return skip(options, state, result);
+  update.pending = false;
+  if (!std::isfinite(result.grad_norm)) return skip(options, state, result);
   if (options.compute == DType::fp16) {
     state.loss_scale =
         config::next_loss_scale(options.loss_scale, state.loss_scale, /*finite=*/true);
@@ -82,7 +83,6 @@ void decide_update(const config::TrainOptions& options, TrainingState& state, St
 
 void expect_update(const config::TrainOptions& options, TrainingState state, double scale,
                    PendingUpdate& update) {
-  update.pending = true;
   ++state.updates;
   make_update(options, state, config::learning_rate(options.schedule, state.updates), 1 / scale,
               update);
@@ -100,8 +100,8 @@ std::uint32_t steps_of_sums(const config::TrainOptions& options, const plan::Wor
 void decide_early(const config::TrainOptions& options, TrainingState& state, StepResult& result,
                   double own_squares, PendingUpdate& update) {
   result.lr = config::learning_rate(options.schedule, ++state.updates);
-  update.pending = std::isfinite(own_squares);
   make_update(options, state, result.lr, 1 / result.scale, update);
+  update.pending = std::isfinite(own_squares);
 }
 
 void judge_late(const config::TrainOptions& options, TrainingState& state, StepResult& result) {

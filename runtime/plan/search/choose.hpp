@@ -33,7 +33,8 @@ struct PlacementRequest {
 /// Number of blocks that the request uploads ahead, at most all: more slots would stay empty.
 [[nodiscard]] inline std::uint32_t prefetch_of(const PlacementRequest& request,
                                                const Workload& workload) {
-  return std::min(request.prefetch.value_or(1), static_cast<std::uint32_t>(workload.blocks.size()));
+  return std::min(request.prefetch.value_or(kUsualPrefetch),
+                  static_cast<std::uint32_t>(workload.blocks.size()));
 }
 
 /// The least that the request needs of one tier, and what the budget gives.

@@ -115,9 +115,9 @@ std::vector<PlacementRequest> narrowed(const Workload& workload, const Placement
 /// reductions, which share the lane.
 std::vector<PlacementRequest> further_ahead(const PlacementRequest& request) {
   std::vector<PlacementRequest> list;
-  for (const std::uint32_t prefetch : {2U, 3U, 4U}) {
+  for (const std::uint32_t further : {1U, 2U, 3U}) {
     list.push_back(request);
-    list.back().prefetch = prefetch;
+    list.back().prefetch = kUsualPrefetch + further;
   }
   return list;
 }

@@ -56,7 +56,7 @@ void Gradients::finish_gradient(std::uint32_t block) {
   const bool updates_here = placement_.blocks[block].state == Tier::device;
   const PoolKind totals = updates_here ? PoolKind::device_gradients : PoolKind::device_sums;
   const std::uint32_t last = last_addition(block);
-  OpDraft finish = draft(OpKind::accumulate, Lane::gpu, block);
+  OpDraft finish = draft(OpKind::round_gradient, Lane::gpu, block);
   finish.op.bytes = rounding_traffic(workload_, placement_, block, step_.round);
   finish.read(accumulator, vectors ? Value{ValueKind::gradient_sum}
                                    : Value{ValueKind::gradient_sum, block, 0, step_.round, last});
@@ -108,7 +108,7 @@ void Gradients::download_gradient(std::uint32_t block, const Buffer& made) {
   download.write(landing, gradient_shard(block));
   append(download);
   give_back(gradient);
-  OpDraft sum = draft(OpKind::accumulate, Lane::cpu, block);
+  OpDraft sum = draft(OpKind::add_gradient, Lane::cpu, block);
   sum.op.bytes = summing_traffic(workload_, block, step_.round);
   sum.read(landing, gradient_shard(block));
   if (step_.round > 0) sum.read(home, {ValueKind::total_gradient, block, 0, step_.round - 1});
