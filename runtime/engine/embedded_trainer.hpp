@@ -263,6 +263,10 @@ class EmbeddedTrainer {
   void discard_gradient(std::uint32_t parameter);
   /// Reads the sum of a parameter's gradients in this step into [elements]; zeros where none came.
   void read_gradient(std::uint32_t parameter, std::span<float> sum);
+  /// Reads the sum of the gradients that a parameter had in the last step in which it had any, if
+  /// none has come since, into [elements]. A deferred update of that step may be running, and a
+  /// unit may be entered.
+  void read_last_gradient(std::uint32_t parameter, std::span<float> sum) const;
   /// Replaces that sum by [elements], which are rounded to the dtype where a step has one gradient
   /// of each parameter. Throws `Error{invalid_argument}` where none came.
   void write_gradient(std::uint32_t parameter, std::span<const float> sum);

@@ -87,6 +87,26 @@ TEST_P(EmbeddedGradientsOf, AStepTakesWhatTheyWereReplacedBy) {
   EXPECT_EQ(state(*replaced), state(*trainer));
 }
 
+// Also while a deferred update of the step runs, and once its sums were discarded.
+TEST_P(EmbeddedGradientsOf, AreThoseOfTheLastStepUntilTheNextCome) {
+  const auto trainer = make(options());
+  for (int step = 1; step <= 3; ++step) {
+    std::vector<Tensor> sums;
+    backward(*trainer, step);
+    for (std::uint32_t i = 0; i < trainer->size(); ++i) sums.push_back(gradient(*trainer, i));
+    if (step == 2) {
+      trainer->discard_gradients();
+    } else {
+      trainer->step({.gradient_divisor = 2, .max_norm = 1});
+    }
+    for (std::uint32_t i = 0; i < trainer->size(); ++i) {
+      Tensor last(model_.sizes[i], -1.0F);
+      trainer->read_last_gradient(i, last);
+      EXPECT_EQ(last, sums[i]) << step << ": " << i;
+    }
+  }
+}
+
 TEST_P(EmbeddedGradientsOf, OfOneParameterAreDropped) {
   const auto trainer = make(options());
   const auto dropped = make(options());
@@ -146,6 +166,7 @@ TEST_F(EmbeddedTrainerTest, GradientsAreReadAndWrittenWhole) {
   EXPECT_THROW(trainer->write_gradient(1, part), Error);
   EXPECT_THROW(trainer->read_gradient(1, {}), Error);
   EXPECT_THROW(trainer->read_gradient(5, part), Error);
+  EXPECT_THROW(trainer->read_last_gradient(1, part), Error);
 }
 
 }  // namespace

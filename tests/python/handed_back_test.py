@@ -222,6 +222,7 @@ def test_the_graph_of_a_gradient_that_has_left_is_refused():
         net[0].weight.grad.square().sum()
     torch.nn.utils.clip_grad_norm_(net.parameters(), 0.05)
     optimizer.step()
+    optimizer.zero_grad()
     loss_of(net, 1).backward()
     assert net[0].weight.grad.square().sum() > 0
 

@@ -99,6 +99,52 @@ def frozen_with_the_gradient_of_its_last_step(run):
     return net
 
 
+TWICE = (ValueError, "parameter 0 of group 0 and parameter 1 of group 0 are duplicate parameters, "
+         ".*update twice in each step: give each parameter once")
+
+
+@table.idiom(settings=KINDS, refused=TWICE)
+def one_parameter_twice_in_a_group(run):
+    net = run.net()
+    return run.make(net, [net.head.bias, net.head.bias])
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_duplicate_in_a_group_has_the_warning_of_torch(frozen):
+    weight, other = (torch.nn.Parameter(torch.ones(3), requires_grad=not frozen) for _ in range(2))
+    warns = pytest.warns(UserWarning, match="parameter group with duplicate parameters")
+    with warns:
+        torch.optim.AdamW([weight, weight])
+    if frozen:  # nothing is updated, be it twice
+        with warns:
+            OffloadedAdamW([weight, weight]).step()
+        return
+    optimizer = OffloadedAdamW([other])
+    for refused in (lambda: OffloadedAdamW([weight, weight]),
+                    lambda: optimizer.add_param_group({"params": [weight, weight]})):
+        with warns, pytest.raises(ValueError, match="are duplicate parameters"):
+            refused()
+    assert [group["params"] for group in optimizer.param_groups] == [[other]]
+    optimizer.add_param_group({"params": [weight]})
+    weight.sum().backward()
+    optimizer.step()
+    assert (weight < 1).all()
+
+
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, OffloadedAdamW])
+def test_one_parameter_in_two_groups_is_refused_as_by_torch(kind):
+    words = "some parameters appear in more than one parameter group"
+    weight = torch.nn.Parameter(torch.ones(3))
+    with pytest.raises(ValueError, match=words):
+        kind([{"params": [weight]}, {"params": [weight], "lr": 1.0}])
+    optimizer = kind([weight])
+    with pytest.raises(ValueError, match=words):
+        optimizer.add_param_group({"params": [weight]})
+    weight.sum().backward()
+    optimizer.step()
+    assert (weight < 1).all() and len(optimizer.param_groups) == 1
+
+
 # What a state is.
 
 def renumbered(run, numbers):

@@ -92,6 +92,7 @@ def test_a_skipped_parameter_keeps_every_bit(state_format):
     optimizer = OffloadedAdamW(model.parameters(), lr=0.01, state_format=state_format)
 
     def step(number):
+        optimizer.zero_grad()
         x = torch.ones(1, 8, dtype=torch.bfloat16)
         model(x, (number,)).backward()
         optimizer.step()

@@ -264,8 +264,9 @@ def test_steps_out_of_order_are_refused_and_change_nothing():
     optimizer = OffloadedAdamW(tensors, missing="refuse")
     before = run(tensors, optimizer, range(3))
     state = optimizer.state_dict()
+    optimizer.zero_grad()
     with pytest.raises(spillway.InvalidArgumentError, match="parameter 0 of group 0"):
-        optimizer.step()  # twice
+        optimizer.step()  # without gradients
     tensors[0].grad = torch.ones_like(tensors[0])
     with pytest.raises(spillway.InvalidArgumentError,
                        match='parameter 1 of group 0.*ask for zeros .missing="zero".'):

@@ -69,6 +69,7 @@ def wait_at_once(group, rank, deferred):
     for _ in range(2):
         net(torch.full((1, 2000), rank + 1.0)).sum().backward()
         optimizer.step()
+        optimizer.zero_grad()
         optimizer.synchronize()
     return net.weight.detach().unique().tolist()
 
@@ -85,6 +86,7 @@ def write_and_end(group, rank, folder):
     def step():
         net(batch(0).chunk(2)[rank]).backward()
         optimizer.step()
+        optimizer.zero_grad()
 
     old = bits(net.parameters())
     step()
@@ -129,6 +131,7 @@ def wait_in_another_order(group, rank):
         for _ in range(2):
             net(batch(0).chunk(2)[rank]).backward()
             optimizer.step()
+            optimizer.zero_grad()
             if rank == 0:
                 net.head(torch.ones(1, 64))
 

@@ -143,6 +143,7 @@ def clip_in_turn(group, rank, stage, dtypes):
             elif way == "call":
                 norms.append(float(optimizer.clip_grad_norm_(0.5)))
             optimizer.step()
+            optimizer.zero_grad()
             if way == "option":
                 norms.append(optimizer.grad_norm)
         results.append((bits(tensors), norms))
@@ -203,6 +204,7 @@ def scale_the_loss(group, rank):
         torch.nn.utils.clip_grad_norm_(net.parameters(), 0.05)
         scaler.step(optimizer)
         scaler.update()
+        optimizer.zero_grad()
     return scaler.get_scale(), optimizer.skipped_steps, bits(net.parameters())
 
 
@@ -362,3 +364,35 @@ def copies(group, rank):
 def test_all_ranks_read_the_same_bits(run):
     for gathered in run(3, copies):
         assert all(torch.equal(gathered[0], other) for other in gathered)
+
+
+def drop_late(group, rank):
+    """What a loop without zero_grad is told, and a critic whose gradients are dropped late."""
+    net = network((rank,))
+    optimizer = OffloadedSGD(net.parameters(), lr=0.1, process_group=group)
+    told = []
+    for number in range(3):
+        net.zero_grad()
+        loss_of(net, number).backward()
+        optimizer.step()
+        loss_of(net, 10 + number).backward()
+        before = bits(net.parameters())
+        told += [raised(optimizer.step), raised(lambda: net[0].weight.grad.sum()),
+                 raised(lambda: torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0))]
+        assert equal(bits(net.parameters()), before)
+    return told, bits(net.parameters())
+
+
+def test_a_gradient_of_the_last_step_is_refused_unless_it_is_dropped(run):
+    net = network(range(2))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for number in range(3):
+        optimizer.zero_grad()
+        loss_of(net, number).backward()
+        optimizer.step()
+    for told, values in run(2, drop_late):
+        for text, word in zip(told, 3 * ["in the last step is its grad still.*zero_grad",
+                                         "gone with its step", "gone with its step"], strict=True):
+            assert re.search(word, text), text
+        for mine, theirs in zip(values, net.parameters(), strict=True):
+            torch.testing.assert_close(mine, theirs.detach(), rtol=2e-6, atol=2e-7)

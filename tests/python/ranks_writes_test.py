@@ -23,6 +23,7 @@ def write_through_data(group, rank):
     for _ in range(2):
         give(tensors, rank + 1.0)
         optimizer.step()
+        optimizer.zero_grad()
         for tensor in tensors:
             tensor.data.sub_(0.25)
     masters = [state["master"] for state in optimizer.state_dict()["state"].values()]
@@ -92,6 +93,7 @@ def write_on_one_rank(group, rank):
     optimizer = OffloadedSGD(tensors, lr=1.0, process_group=group)
     give(tensors)
     optimizer.step()
+    optimizer.zero_grad()
     before = bits(tensors)
 
     def double(writer):

@@ -140,6 +140,7 @@ def test_parameters_that_other_processes_share_are_refused(when):
         optimizer.step()
         net.share_memory()
         net(batch(2)).square().mean().backward()
+        optimizer.step()
     copied = copy.deepcopy(net)
     train(copied, OffloadedAdamW(copied.parameters()), 1)
 

@@ -125,6 +125,17 @@ def check_machine_without_python() -> None:
         assert f"no wheel can be built for {folder}/bin/python3: no headers" in said, said
 
 
+def check_tried(said: str) -> None:
+    """Checks that of each version which one wheel serves it is told whether it was imported."""
+    tried = set(re.findall(r"^== .*abi3.* is imported in Python (.*)$", said, re.MULTILINE))
+    absent = re.findall(r"^== it is not tried in Python (.*), which is not here$", said,
+                        re.MULTILINE)
+    later = VERSIONS[2:]
+    if any(map(find_python, later)):
+        assert " ".join(tried).split() == [each for each in later if find_python(each)], said
+        assert " ".join(absent).split() == [each for each in later if not find_python(each)], said
+
+
 def find_python(version: str) -> pathlib.Path | None:
     """The tests' own Python where it has that version, or one of PATH or of pyenv."""
     pyenv = pathlib.Path(os.environ.get("PYENV_ROOT", pathlib.Path.home() / ".pyenv"))
@@ -236,9 +247,11 @@ def main() -> None:
         check_choice(*choice)
     check_machine_without_python()
     out = BUILD / "consumer_wheel"  # consumer.installed_package empties "consumer"
+    said = run(ROOT / "tools/wheel", "--build", BUILD, "--out", out)
     told = re.findall(r"^(/.*\.whl): ([\d.]+) MB, Python (3\.\d+)( and later)?, glibc 2\.\d+",
-                      run(ROOT / "tools/wheel", "--build", BUILD, "--out", out), re.MULTILINE)
+                      said, re.MULTILINE)
     assert told, "tools/wheel has told of no wheel"
+    check_tried(said)
     wheels = {}
     for path, megabytes, first, later in told:
         wheel = pathlib.Path(path)

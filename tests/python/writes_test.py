@@ -56,6 +56,7 @@ class Ours:
         self.optimizer = OffloadedAdamW(self.model.parameters(), lr=1e-3, **options)
 
     def step(self, number, dtype):
+        self.optimizer.zero_grad()
         self.model(batch(number, dtype)).backward()
         self.optimizer.step()
 
@@ -338,6 +339,7 @@ def test_weights_that_are_moved_for_a_gradient_and_back_keep_their_masters(strea
             away = {name: value + 0.01 * others(number, dtype)[name]
                     for name, value in start.items()}
             moved.load_state_dict(away)
+            run.optimizer.zero_grad()
             moved(batch(number, dtype)).backward()
             if is_reference:
                 for p, other in zip(run.model.parameters(), moved.parameters(), strict=True):

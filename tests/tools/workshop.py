@@ -35,10 +35,11 @@ SCRIPTS = {**{f"mpi.{name}": ["spillway", "spillway_mpi"]
            "tcp.run": ["spillway"],
            **{f"python.{name}": ["spillway", "spillway_python"] for name in (
                "alone", "arguments", "by_hand", "callbacks", "cut_off", "deepspeed",
-               "deepspeed_checkpoint", "deepspeed_cut", "deepspeed_names", "deepspeed_scripts",
+               "deepspeed_checkpoint", "deepspeed_cut", "deepspeed_gan", "deepspeed_names",
+               "deepspeed_scripts",
                "deferred", "device", "engine", "engine_ranks", "forecast", "forked",
                "handed_back", "handed_over", "handles", "huggingface", "huggingface_resume",
-               "idioms_calls", "idioms_data", "idioms_gradients", "idioms_libraries",
+               "idioms_calls", "idioms_data", "idioms_gradients", "idioms_kept", "idioms_libraries",
                "idioms_lightning", "idioms_models", "idioms_passes", "idioms_states",
                "idioms_weights", "interrupted", "jax", "jax_writes", "layout",
                "lifetime", "missing", "native_run", "optimizers",

@@ -119,6 +119,7 @@ def measure(name: str, parameters: int, steps: int, nvme: str | None) -> dict:
     for _ in range(steps + 2):  # the first ones touch memory
         begin = backward()
         optimizer.step()
+        model.zero_grad()
         together.append(time.perf_counter() - begin)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     del optimizer
@@ -149,6 +150,7 @@ def measure_overhead(parameters: int, steps: int, width: int) -> dict:
             parameter.grad = gradient
             shard.add_gradient(index)  # as the hook of the parameter does
         step()
+        shard.discard_gradients()  # as zero_grad does
 
     def by_native_calls():
         for index, gradient in enumerate(flat):

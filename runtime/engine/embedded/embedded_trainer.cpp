@@ -190,6 +190,11 @@ void EmbeddedTrainer::read_gradient(std::uint32_t parameter, std::span<float> su
   parts_->gradients.read(parameter, sum);
 }
 
+void EmbeddedTrainer::read_last_gradient(std::uint32_t parameter, std::span<float> sum) const {
+  check_count(*parts_, parameter, sum.size());
+  parts_->gradients.read_last(parameter, sum);
+}
+
 void EmbeddedTrainer::write_gradient(std::uint32_t parameter, std::span<const float> sum) {
   check_count(*parts_, parameter, sum.size());
   parts_->rest();

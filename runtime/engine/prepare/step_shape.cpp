@@ -42,7 +42,6 @@ struct ShapedStep {
 std::optional<ShapedStep> step_of(const ShapeRequest& request, const StepShape& shape) {
   config::TrainOptions options = request.options;
   take_shape(options, shape);
-  options.tensor.index = 0;  // the ranks of a tensor group have one plan
   ShapedStep step{.workload = make_workload(request.model, options, request.replicas),
                   .request = placement_request(options),
                   .first = {}};

@@ -50,7 +50,7 @@ class Trainer {
   /// Returns one that keeps the memory of units on the device, and not the trainer.
   [[nodiscard]] nb::object unit_keeper() const { return keeper_of(units_); }
   void add_gradient(std::uint32_t parameter, const Array& gradient) const;
-  void read_gradient(std::uint32_t parameter, const Wide& sum) const;
+  void read_gradient(std::uint32_t parameter, const Wide& sum, bool last) const;
   void write_gradient(std::uint32_t parameter, const ConstWide& sum) const;
   void read_state(std::uint32_t parameter, const std::optional<Wide>& master,
                   const std::optional<Wide>& m, const std::optional<Wide>& v) const;
@@ -114,10 +114,11 @@ void Trainer::add_gradient(std::uint32_t parameter, const Array& gradient) const
   held_->trainer->add_gradient(parameter, bytes);
 }
 
-void Trainer::read_gradient(std::uint32_t parameter, const Wide& sum) const {
+void Trainer::read_gradient(std::uint32_t parameter, const Wide& sum, bool last) const {
   const auto to = optional_span<float>(std::optional(sum), elements(parameter));
   const Unlocked unlocked;
-  held_->trainer->read_gradient(parameter, to);
+  if (!last) return held_->trainer->read_gradient(parameter, to);
+  held_->trainer->read_last_gradient(parameter, to);
 }
 
 void Trainer::write_gradient(std::uint32_t parameter, const ConstWide& sum) const {
@@ -280,7 +281,8 @@ void add_steps(nb::class_<Trainer>& trainer) {
            nb::arg("parameter"))
       .def("reopen_gradients", &unlocked<&EmbeddedTrainer::reopen_gradients>)
       .def("read_gradient", &Trainer::read_gradient, nb::arg("parameter"), nb::arg("sum"),
-           nb::sig("def read_gradient(self, parameter: int, sum: object) -> None"))
+           nb::arg("last"),
+           nb::sig("def read_gradient(self, parameter: int, sum: object, last: bool) -> None"))
       .def("write_gradient", &Trainer::write_gradient, nb::arg("parameter"), nb::arg("sum"),
            nb::sig("def write_gradient(self, parameter: int, sum: object) -> None"))
       .def("grad_norm", &unlocked<&EmbeddedTrainer::grad_norm, double>, nb::arg("divisor"))

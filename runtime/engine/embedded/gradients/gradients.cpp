@@ -197,6 +197,10 @@ void EmbeddedGradients::read(std::uint32_t parameter, std::span<float> sum) cons
     std::ranges::fill(sum, 0.0F);
     return;
   }
+  read_last(parameter, sum);
+}
+
+void EmbeddedGradients::read_last(std::uint32_t parameter, std::span<float> sum) const {
   widen(plan::waiting_gradient_dtype(layout_.workload),
         users_.values.gradient(layout_.ranges[parameter]), sum);
 }

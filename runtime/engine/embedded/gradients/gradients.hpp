@@ -53,6 +53,7 @@ class EmbeddedGradients {
   // As EmbeddedTrainer describes these, while nothing runs and no gradient is on its way.
 
   void read(std::uint32_t parameter, std::span<float> sum) const;
+  void read_last(std::uint32_t parameter, std::span<float> sum) const;
   void write(std::uint32_t parameter, std::span<const float> sum);
 
  private:

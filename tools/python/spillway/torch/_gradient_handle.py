@@ -3,7 +3,8 @@
 It stands in `grad` without memory of its own. Factors by which a program multiplies it wait for the
 update, and its norm is that of the update. Whatever else a program reads of it comes from where the
 optimizer keeps it. What would change it, or share its memory, brings it home: `grad` is a tensor of
-torch's then, whose values `step` takes.
+torch's then, whose values `step` takes. After the step it is the gradient of that one, until the
+program drops it: as with torch, the next backward pass adds to it.
 """
 from __future__ import annotations
 
@@ -24,6 +25,7 @@ _FACTORS: dict[str, Callable[[float, Any], float]] = {
     "aten::mul_": lambda factor, by: factor * float(by),
     "aten::div_": lambda factor, by: factor / float(by)}
 _FACTORS_OF_LISTS = {f"aten::_foreach_{name[6:]}": change for name, change in _FACTORS.items()}
+_OF_FORM = ("aten::detach", "aten::detach_")
 _NORMS = ("aten::linalg_vector_norm", "aten::norm", "aten::_foreach_norm")
 
 
@@ -39,6 +41,9 @@ class Keeper(Protocol):
 
     def gradient_norm(self, index: int) -> float:
         """Returns the L2 norm of the sum, as the update computes it."""
+
+    def last_gradient(self, index: int) -> torch.Tensor:
+        """Returns a copy of the sum of the last step, likewise."""
 
     def settle(self, index: int) -> None:
         """Waits for what backward passes have handed over: a factor is one of that alone."""
@@ -67,7 +72,14 @@ class GradientHandle(HandedOver):
 
     def revive(self, keeper: Any) -> None:
         """Makes it the one of a gradient to come, which begins with zeros."""
-        self._keeper, self.factor = weakref.ref(keeper), 1.0
+        self._keeper, self.factor, self.is_last = weakref.ref(keeper), 1.0, False
+
+    def end_step(self, stays: bool) -> None:
+        """Makes it the gradient of the last step, whose values stay or are gone."""
+        self.is_last = True
+        if not stays:
+            self.expire()
+            self.factor = 1.0
 
     def take(self) -> torch.Tensor | None:
         """Returns the gradient and what came, to one who has it no longer."""
@@ -87,31 +99,43 @@ class GradientHandle(HandedOver):
                 "create_graph=True)")
         if self.dropped or self.is_zero:
             return torch.zeros(self.shape, dtype=self.dtype, device=self.device)
-        total = self._kept().gradient(self._index)
+        keeper = self._kept()
+        total = (keeper.last_gradient if self.is_last else keeper.gradient)(self._index)
         return (total if self.factor == 1 else total * self.factor).to(self.device, self.dtype)
 
     def norm_of_update(self) -> torch.Tensor:
         """Returns its L2 norm as fp32: that of the update."""
         self.uses.settle_clip()
-        if self.had_graph:
-            return torch.linalg.vector_norm(self.values())
+        if self.had_graph or self.is_last:
+            return torch.linalg.vector_norm(self.values(), dtype=torch.float32)
         norm = 0.0 if self.dropped or self.is_zero else (
             self._kept().gradient_norm(self._index) * abs(self.factor))
         return torch.tensor(norm, dtype=torch.float32, device=self.device)
 
     def _is_finite(self) -> bool:
         """Whether its elements are, as the update would find."""
+        if self.is_last:
+            return bool(self.values().isfinite().all())
         return self.dropped or self.is_zero or math.isfinite(
             self._kept().gradient_norm(self._index) * self.factor)
 
     def bring(self) -> torch.Tensor:
         """Makes it a tensor with memory, in `grad` too, and returns that."""
         if self.home is None:
-            keeper = self._kept()
-            self.home, self.factor = self.values(), 1.0
-            self.dropped = self.is_zero = False
-            keeper.bring(self._index, self.home)
+            self._come_home(self.values())
         return self.home
+
+    def _come_home(self, values: torch.Tensor) -> None:
+        """Makes values what it is at home."""
+        keeper = self._kept()
+        self.home, self.factor = values, 1.0
+        self.dropped = self.is_zero = self.is_last = False
+        keeper.bring(self._index, values)
+
+    def _is_gone(self) -> bool:
+        """Whether it has no values any more, which a model that is moved or converted need not
+        have."""
+        return self.home is None and not (self.dropped or self.is_zero) and self._keeper() is None
 
     def _kept(self) -> Keeper:
         keeper = self._keeper()
@@ -131,8 +155,13 @@ class GradientHandle(HandedOver):
 
     @data.setter
     def data(self, values: torch.Tensor) -> None:
-        if values is not self:  # as after p.grad.data += 1
-            self.bring().data = values.values() if isinstance(values, GradientHandle) else values
+        if values is self:  # as after p.grad.data += 1
+            return
+        values = values.values() if isinstance(values, GradientHandle) else values
+        if (self.dtype, self.device) == (values.dtype, values.device):
+            self.bring().data = values
+        else:  # a model was converted, and `grad` takes no values of before
+            self._come_home(values.detach())
 
     def numpy(self, *, force: bool = False) -> Any:
         return self.bring().numpy(force=force)
@@ -144,10 +173,12 @@ class GradientHandle(HandedOver):
         return self.bring().data_ptr()
 
     def untyped_storage(self) -> Any:
+        if self.home is None and torch._guards.TracingContext.try_get() is not None:
+            return torch.UntypedStorage(self.nbytes, device="meta")  # of which tracing reads a size
         return self.bring().untyped_storage()
 
     def share_memory_(self) -> torch.Tensor:
-        return self.bring().share_memory_()
+        return self if self._is_gone() else self.bring().share_memory_()
 
     def __dlpack__(self, **keywords: Any) -> Any:
         return self.bring().__dlpack__(**keywords)
@@ -174,7 +205,7 @@ class GradientHandle(HandedOver):
             if operation in ADDS and _is_autograd():
                 target.came = args[1]
                 return target if operation == "aten::add_" else args[1]
-            if operation == "aten::detach":
+            if operation in _OF_FORM or operation == "aten::_to_copy" and target._is_gone():
                 return target
             target.uses.settle_clip()
             if operation in ZEROS:

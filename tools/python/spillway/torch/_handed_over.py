@@ -76,6 +76,7 @@ class HandedOver(torch.Tensor):
     is_zero = False       #: that was noticed: the gradient is zero unless another one comes
     had_graph = False     #: the gradient was made to be differentiated
     is_own = False        #: what came is of its own parameter
+    is_last = False       #: it is of the last step, and the program has not dropped it
 
     __torch_function__ = torch._C._disabled_torch_function_impl
 

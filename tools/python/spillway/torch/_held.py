@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -23,6 +23,8 @@ class Held(HeldMemory):
 
     A class that is made of it says where gradients go (`_hand_over`).
     """
+
+    _keeps_last = True  # the gradients of the last step
 
     def __init__(self, entries: list[Registered], trained: int, most: int) -> None:
         super().__init__(entries, trained)
@@ -155,6 +157,8 @@ class Held(HeldMemory):
         if not self._any_received:
             self.notice_writes()
             self._any_received = True
+        if left is not None and self._left.get(index) is left and left.is_last:
+            gradient = self._with_last(left, gradient)
         if left is not None and left.factor != 1:
             self.apply_factors()
         if self._received[index] == self._most > 0:
@@ -176,10 +180,31 @@ class Held(HeldMemory):
             "call step() or zero_grad() before the next backward pass, or make the optimizer "
             "with accumulation_steps=N to add up those of N passes")
 
+    def _with_last(self, left: GradientHandle, gradient: torch.Tensor) -> torch.Tensor:
+        """Adds a gradient to that of the last step, which the program has not dropped."""
+        gradient = left.values() + gradient
+        left.revive(self)
+        return gradient
+
+    def end_step(self, end: Callable[[], None]) -> None:
+        """Ends a step by `end`. Its gradients stay in `grad`, as with torch, until the program
+        drops them."""
+        left, self._left = self._left, {}
+        try:
+            end()
+        finally:
+            for each in left.values():
+                each.end_step(stays=self._keeps_last)
+            self._left = left
+
     # Gradients that are here, and are tensors of the program's too.
 
     def gradient(self, index: int) -> torch.Tensor:
         """Returns a copy of a parameter's gradient, in fp32 and in its shape."""
+        raise NotImplementedError
+
+    def last_gradient(self, index: int) -> torch.Tensor:
+        """Returns that of the last step, if none has come since."""
         raise NotImplementedError
 
     def gradient_norm(self, index: int) -> float:
@@ -290,7 +315,8 @@ class Held(HeldMemory):
         left.expire()
 
     def add_gradients(self) -> None:
-        """Does that for gradients that no backward pass handed over, and those set to zero."""
+        """Does that for gradients that no backward pass handed over, those set to zero, and those
+        of the last step that the program has not dropped."""
         self._check_torn()
         for index, parameter in enumerate(self._parameters):
             left = self._left.get(index)
@@ -298,8 +324,9 @@ class Held(HeldMemory):
                 raise NotSupportedError(
                     f"p.grad of {left.owner} was given to another parameter, whose gradient was "
                     "added to it: give it p.grad.clone(); zero_grad() forgets this step")
-            if left is not None and left.is_zero and parameter.grad is left:
-                left.came = torch.zeros_like(parameter)
+            if left is not None and parameter.grad is left and (left.is_zero or left.is_last):
+                left.came = left.values()  # torch updates with them again
+                left.revive(self)
             if parameter.grad is not None and index < self._trained:
                 self.add_gradient(index)
 
@@ -321,5 +348,8 @@ class Held(HeldMemory):
         self._torn: int | None = None  # a parameter that backward passes of two threads have met at
         self._received = [0] * self._trained
         self._any_received = False
+        self._forget_all_left()
+
+    def _forget_all_left(self) -> None:
         for index in list(self._left):
             self._forget_left(index)

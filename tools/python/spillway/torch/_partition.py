@@ -150,7 +150,7 @@ class Partition(SharedGradients):
         for index in range(self._trained):
             self._bring(index)
         norm, skipped = self._own.step(divisor * self._ranks.size, max_norm, norm)
-        self._forget()
+        self.end_step(self._forget)
         if not skipped:
             if not self._defers:
                 self.publish()

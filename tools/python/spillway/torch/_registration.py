@@ -57,6 +57,7 @@ class WithRegistration(WithState):
         new: dict[tuple[torch.dtype, torch.device], list[Registered]] = defaultdict(list)
         still_absent = []
         names: list[list[str]] = []
+        come: dict[torch.Tensor, str] = {}
         for group, number in self._absent:
             parameter = self.param_groups[group]["params"][number]
             is_lazy = torch.nn.parameter.is_lazy(parameter)
@@ -70,6 +71,10 @@ class WithRegistration(WithState):
                 raise NotSupportedError(
                     f"{name} has no shape yet, as that of a lazy layer: run a forward pass before "
                     "you make the optimizer")
+            if (other := come.setdefault(parameter, name)) != name:
+                raise InvalidArgumentError(
+                    f"{other} and {name} are duplicate parameters, one tensor that torch's "
+                    "optimizers would update twice in each step: give each parameter once")
             entry = Registered(parameter, group, name, unit_of(parameter))
             check_parameter(entry)
             if self._ranks is None:  # those of ranks begin with values of the first one anyway

@@ -180,10 +180,18 @@ class Shard(Held):
     def gradient(self, index: int) -> torch.Tensor:
         """Returns a copy of the sum of a parameter's gradients, in fp32 and in its shape."""
         self._check_between_passes()
+        self._note_open()
+        return self._read_gradient(index, last=False)
+
+    def last_gradient(self, index: int) -> torch.Tensor:
+        """Returns that of the last step, which stays where the update has read it until the next
+        one comes. A block may be on the device."""
+        return self._read_gradient(index, last=True)
+
+    def _read_gradient(self, index: int, last: bool) -> torch.Tensor:
         parameter = self._parameters[index]
         values = in_memory(parameter.numel())
-        self._note_open()
-        self.trainer.read_gradient(index, values)
+        self.trainer.read_gradient(index, values, last)
         return shaped(values, parameter, self._orders[index])
 
     def _replace(self, index: int, gradient: torch.Tensor) -> None:
@@ -222,7 +230,7 @@ class Shard(Held):
                 continue
             if self._received[index] > 0:
                 self._replace(index, left.home)
-            else:  # it had been set to zero
+            else:  # it had been set to zero, or is of the last step
                 self._hand_over(index, left.home.detach().to(self._parameters[index].dtype))
                 self._received[index], self._any_received = 1, True
             left.home, self._parameters[index].grad = None, left
@@ -238,7 +246,7 @@ class Shard(Held):
         _, norm, skipped = self.trainer.step(divisor, max_norm, self._device.stream(), norm)
         if not skipped:
             self._note_update(all_of_them=not self._skips)
-        self._forget()
+        self.end_step(self._forget)
         if self._defers and not skipped:
             self.deciding = set(range(self._trained))
             make_pending(self._parameters[:self._trained])

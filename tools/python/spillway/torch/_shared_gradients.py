@@ -8,6 +8,7 @@ import torch
 
 from spillway._load import native
 from spillway.errors import InvalidArgumentError, NotSupportedError
+from spillway.torch._gradient_handle import GradientHandle
 from spillway.torch._handed_over import in_backward
 from spillway.torch._held import Held
 from spillway.torch._ranks import MEASURES, READS_GRADIENT, Ranks, checksum
@@ -26,6 +27,7 @@ class Piece(NamedTuple):
 class SharedGradients(Held):
     """Sends each rank's gradients to those that train them. All ranks use them alike."""
 
+    _keeps_last = False  # ranks have parts of them
     _ranks: Ranks
     _rounds: Rounds
     _buckets: list[Bucket]
@@ -64,7 +66,14 @@ class SharedGradients(Held):
             self._put(index, self._waiting.pop(index))
 
     def add_gradients(self) -> None:
-        """Hands over what no backward pass did, and sums that wait for the step."""
+        """Hands over what no backward pass did, and sums that wait for the step. Raises for a
+        gradient of the last step that is in `grad` still."""
+        for index, left in self._left.items():
+            if left.is_last and self._parameters[index].grad is left:
+                raise NotSupportedError(
+                    f"the gradient of {left.owner} in the last step is its grad still, and with "
+                    "torch a part of this step's; ranks do not keep it: call optimizer.zero_grad() "
+                    "before each backward pass, or after each step")
         super().add_gradients()
         self._send_waiting()
 
@@ -81,10 +90,11 @@ class SharedGradients(Held):
     def notice_drops(self) -> None:
         """Forgets gradients that the program has dropped. Raises if they are some of those of which
         other ranks have parts."""
-        gone = [index for index, left in self._left.items()
-                if left.dropped or not left.stands_in(self._parameters[index])]
+        came = [index for index in self._left if self._received[index] > 0]
+        gone = [index for index in came if self._left[index].dropped
+                or not self._left[index].stands_in(self._parameters[index])]
         sent = [index for index in gone if index not in self._waiting]
-        if sent and len(gone) < len(self._left):
+        if sent and len(gone) < len(came):
             raise NotSupportedError(
                 f"the gradient of {self.entries[sent[0]].name} was dropped or set to zero, and not "
                 "those of all parameters; ranks have parts of it already: call "
@@ -188,6 +198,11 @@ class SharedGradients(Held):
             self._rounds.finish()
             self._own.discard_gradients()
             self._forget()
+        else:
+            self._forget_all_left()
+
+    def _with_last(self, left: GradientHandle, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient  # the program may drop both before the step, which raises otherwise
 
     def _forget(self) -> None:
         self._rounds.forget()

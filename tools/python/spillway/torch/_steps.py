@@ -70,7 +70,7 @@ class WithSteps(WithRegistration):
         self._check_whole()
         self._take_what_came()
         if float(getattr(self, "found_inf", None) or 0) > 0:
-            self._skip()
+            self._skip(scale)
             return
         max_norm = self.max_norm if self._clip_next is None else self._clip_next
         divisor /= self._take_factors()
@@ -79,16 +79,26 @@ class WithSteps(WithRegistration):
         self._set_groups()
         with uncut(repeats=self._ranks is not None):
             self.grad_norm, skipped = self._step_shards(divisor, max_norm)
+            self._divide_last(scale)
             self._clip_next = None
             if skipped:
                 self._uses.tell_skipped()
             self._uses.forget()
             self.skipped_steps += skipped
 
-    def _skip(self) -> None:
+    def _divide_last(self, scale: Any) -> None:
+        """Makes gradients of the step that is over those that torch.amp.GradScaler would leave."""
+        for shard in self._shards if scale is not None else ():
+            shard.multiply(1 / float(scale))
+
+    def _skip(self, scale: Any) -> None:
         """Ends a step of which torch.amp.GradScaler has found that gradients were not finite."""
         with uncut():
-            self._forget_gradients()
+            for shard in self._shards:
+                shard.end_step(shard.discard_gradients)
+            self._divide_last(scale)
+            self._clip_next = None
+            self._uses.forget()
             self.grad_norm = math.inf
             self.skipped_steps += 1
 

@@ -305,6 +305,7 @@ class Engine(WithExports):
         if self.is_gradient_accumulation_boundary():
             skipped = self.optimizer.skipped_steps
             self._loss_scaling.step(self.optimizer)
+            self.optimizer.zero_grad()  # as with DeepSpeed
             self._step_applied = finite = self.optimizer.skipped_steps == skipped
             self.global_steps += 1
             self.global_samples += self.train_batch_size()
