@@ -6,6 +6,7 @@
 #include <variant>
 #include <vector>
 
+#include "runtime/base/divisors.hpp"
 #include "runtime/base/error.hpp"
 #include "runtime/engine/prepare/place.hpp"
 #include "runtime/engine/prepare/workload.hpp"
@@ -22,14 +23,6 @@ constexpr int kMostInVain = 2;
 constexpr std::uint32_t kSmallestPart = 4;
 /// Passes through the blocks, of all rounds together, from which on a simulation takes its time.
 constexpr std::uint64_t kLongStep = 100'000;
-
-std::vector<std::uint32_t> divisors_of(std::uint32_t number) {
-  std::vector<std::uint32_t> list;
-  for (std::uint32_t each = 1; each <= number; ++each) {
-    if (number % each == 0) list.push_back(each);
-  }
-  return list;
-}
 
 /// A shape's step, as far as it is needed to simulate it.
 struct ShapedStep {

@@ -18,6 +18,7 @@ enum class UpdatesAhead : std::uint8_t {
   kept,
   undone,  ///< the step was clipped or skipped
 };
+
 /// What one step did. `loss` is the mean over the step's targets before the update.
 struct StepResult {
   std::uint64_t step = 0;  ///< from 1

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <optional>
 
+#include "runtime/base/divisors.hpp"
+
 namespace spillway::plan {
 namespace {
 
@@ -12,14 +14,6 @@ constexpr std::uint32_t kMostZeroStage = 3;
 
 /// Beyond these, the timelines of all choices on a grid take many seconds.
 constexpr std::uint64_t kMostPasses = 262'144;
-
-std::vector<std::uint32_t> divisors_of(std::uint32_t number) {
-  std::vector<std::uint32_t> divisors;
-  for (std::uint32_t d = 1; d <= number; ++d) {
-    if (number % d == 0) divisors.push_back(d);
-  }
-  return divisors;
-}
 
 /// Returns why the work does not divide among so many ranks; empty: it does.
 std::string why_not(const GridWork& work, std::uint32_t tensor, std::uint32_t replicas,
