@@ -5,9 +5,13 @@
 #include <gtest/gtest.h>
 
 #include <tuple>
+#include <variant>
 
 #include "runtime/base/error.hpp"
+#include "runtime/engine/prepare/place.hpp"
 #include "runtime/engine/prepare/resolve.hpp"
+#include "runtime/engine/prepare/workload.hpp"
+#include "runtime/plan/search/choose.hpp"
 #include "tests/model/tiny_models.hpp"
 
 namespace spillway::engine::automatic_test {
@@ -28,7 +32,7 @@ Chosen choose(std::string_view file, std::string_view stored, Bytes device = 1_G
   chosen.options.device = config::DeviceKind::host;
   resolve(chosen.options, config);
   chosen.lines = choose_automatic(
-      chosen.options, config, [&](const config::TrainOptions&, const plan::Workload&) {
+      chosen.options, config, {}, [&](const config::TrainOptions&, const plan::Workload&) {
         return plan::Budgets{.device = device, .host = 1_GiB, .nvme = 1_GiB};
       });
   config::AutomaticOptions open;  // until rates are known
@@ -122,7 +126,7 @@ TEST(Automatic, RoundsStayOpenAndTheMicroBatchMayFitWithAnyNumberOfThem) {
       resolve(options, config);
       const plan::Budgets budgets{.device = Bytes{kib << 10}, .host = 1_GiB, .nvme = 1_GiB};
       std::ignore = choose_automatic(
-          options, config,
+          options, config, {},
           [&](const config::TrainOptions&, const plan::Workload&) { return budgets; });
       return options;
     };
@@ -134,6 +138,40 @@ TEST(Automatic, RoundsStayOpenAndTheMicroBatchMayFitWithAnyNumberOfThem) {
     larger += open.micro_batch > one.micro_batch ? 1 : 0;
   }
   EXPECT_GT(larger, 0U);
+}
+
+/// A rank alone may stream its parameters; one of several that share nothing out has them all.
+TEST(Automatic, TheMicroBatchFitsARankAmongOthers) {
+  const model::ModelConfig config = model::tiny_gpt2();
+  const plan::Replicas two{.count = 2};
+  std::uint32_t smaller = 0;
+  for (std::uint64_t kib = 4096; kib >= 16; kib -= kib / 8) {
+    const plan::Budgets budgets{.device = Bytes{kib << 10}, .host = 1_GiB, .nvme = 1_GiB};
+    const auto chosen = [&](const plan::Replicas& replicas) {
+      config::TrainOptions options =
+          config::parse_train_config(
+              R"({"train_batch_size": 32, "train_micro_batch_size_per_gpu": "auto",
+                  "gradient_accumulation_steps": "auto", "spillway": {"rounds": 1}})",
+              "auto.json")
+              .options;
+      options.device = config::DeviceKind::host;
+      resolve(options, config);
+      std::ignore = choose_automatic(
+          options, config, replicas,
+          [&](const config::TrainOptions&, const plan::Workload&) { return budgets; });
+      return options;
+    };
+    const auto fits_two = [&](config::TrainOptions options, std::uint32_t micro_batch) {
+      options.gradient_accumulation_steps *= options.micro_batch / micro_batch;
+      options.micro_batch = micro_batch;
+      return std::holds_alternative<plan::Placement>(plan::choose_placement(
+          make_workload(config, options, two), budgets, placement_request(options)));
+    };
+    const config::TrainOptions among = chosen(two);
+    EXPECT_TRUE(fits_two(among, among.micro_batch) || !fits_two(among, 1)) << kib;
+    smaller += among.micro_batch < chosen({}).micro_batch ? 1U : 0U;
+  }
+  EXPECT_GT(smaller, 0U);
 }
 
 TEST(Resolve, RefusesAContextThatIsTooLongForTheModel) {

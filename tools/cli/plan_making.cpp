@@ -162,8 +162,11 @@ MadePlan make_plan(const PlanRequest& request, const Note& note) {
   const auto budgets = [&](const config::TrainOptions& tried, const plan::Workload& step) {
     return machine.budgets(tried, step);
   };
-  for (const std::string& line : engine::choose_automatic(options, config, budgets)) note(line);
   const plan::Grid grid = engine::grid_of(options, request.nodes.ranks);
+  const plan::Replicas replicas = engine::replicas_of(options, grid.replicas);
+  for (const std::string& line : engine::choose_automatic(options, config, replicas, budgets)) {
+    note(line);
+  }
   made.plan = grid.stages > 1 ? plan_busiest_stage(request, options, grid, machine, note)
                               : plan_stage(request, options, grid, 0, machine, note);
   if (!request.compares) return made;

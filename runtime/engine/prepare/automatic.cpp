@@ -53,8 +53,8 @@ std::string choose_compute(config::TrainOptions& options, const model::ModelConf
 }
 
 bool fits(const config::TrainOptions& options, const model::ModelConfig& config,
-          const BudgetsFor& budgets) {
-  const plan::Workload workload = make_workload(config, options);
+          const plan::Replicas& replicas, const BudgetsFor& budgets) {
+  const plan::Workload workload = make_workload(config, options, replicas);
   return std::holds_alternative<plan::Placement>(
       plan::choose_placement(workload, budgets(options, workload), placement_request(options)));
 }
@@ -74,7 +74,7 @@ std::pair<std::uint64_t, std::string> target_of(const config::TrainOptions& opti
 }
 
 std::string choose_micro_batch(config::TrainOptions& options, const model::ModelConfig& config,
-                               const BudgetsFor& budgets) {
+                               const plan::Replicas& replicas, const BudgetsFor& budgets) {
   const auto [windows, source] = target_of(options);
   const bool both = options.automatic.accumulation;
   for (std::uint64_t micro = std::min(std::bit_floor(windows), kMostMicroBatch); micro >= 1;
@@ -86,7 +86,7 @@ std::string choose_micro_batch(config::TrainOptions& options, const model::Model
         !both || (windows % micro == 0 && tried.gradient_accumulation_steps % tried.rounds == 0);
     // The last one is taken as it is: the planner's error says what would make it fit.
     if (tried.automatic.rounds) tried.rounds = tried.gradient_accumulation_steps;
-    if (micro > 1 && !(whole && fits(tried, config, budgets))) continue;
+    if (micro > 1 && !(whole && fits(tried, config, replicas, budgets))) continue;
     options.micro_batch = tried.micro_batch;
     options.gradient_accumulation_steps = tried.gradient_accumulation_steps;
     break;
@@ -110,12 +110,13 @@ std::string choose_accumulation(config::TrainOptions& options) {
 
 std::vector<std::string> choose_automatic(config::TrainOptions& options,
                                           const model::ModelConfig& config,
+                                          const plan::Replicas& replicas,
                                           const BudgetsFor& budgets) {
   std::vector<std::string> lines;
   const config::AutomaticOptions automatic = options.automatic;
   if (automatic.compute) lines.push_back(choose_compute(options, config));
   if (automatic.micro_batch) {
-    lines.push_back(choose_micro_batch(options, config, budgets));
+    lines.push_back(choose_micro_batch(options, config, replicas, budgets));
   } else if (automatic.accumulation) {
     lines.push_back(choose_accumulation(options));
   }

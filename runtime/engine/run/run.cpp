@@ -159,7 +159,7 @@ void RunPreparation::resolve_options(const MachineShare& share, RunConfig& confi
   const auto budgets = [&](const config::TrainOptions& tried, const plan::Workload& step) {
     return part(share).budgets(tried, step, ranks_);
   };
-  note(choose_automatic(config.options, config.model, budgets));
+  note(choose_automatic(config.options, config.model, replicas_, budgets));
 }
 
 /// Checks that all ranks start the same run, and joins their groups. A schedule that was to end
