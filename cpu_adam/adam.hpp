@@ -16,6 +16,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string_view>
 
@@ -122,6 +123,9 @@ struct Kernel {
 /// Whether CPU and operating system have it.
 [[nodiscard]] bool supported(Isa isa);
 [[nodiscard]] Isa best_isa();
+[[nodiscard]] inline Isa isa_or_best(std::optional<Isa> wanted) {
+  return wanted ? *wanted : best_isa();
+}
 [[nodiscard]] std::string_view name_of(Isa isa);
 /// Throws `Error{invalid_argument}` for an unknown name.
 [[nodiscard]] Isa parse_isa(std::string_view name);

@@ -235,6 +235,12 @@ struct Workload {
   return std::uint64_t{workload.micro_batches} * workload.rounds;
 }
 
+/// Index of a rank's micro-batch among those of its step, which count round by round.
+[[nodiscard]] inline std::uint32_t index_in_step(const Workload& workload, std::uint32_t round,
+                                                 std::uint32_t m) {
+  return round * workload.micro_batches + m;
+}
+
 /// Number of targets of a step, of all ranks.
 [[nodiscard]] inline std::uint64_t tokens_of_step(const Workload& workload) {
   return workload.tokens * micro_batches_of_step(workload) * workload.replicas.count;

@@ -114,7 +114,7 @@ std::unique_ptr<offload::DeviceBackend> make_backend(const config::TrainOptions&
 std::unique_ptr<DeviceMath> make_device_math(const config::TrainOptions& options,
                                              offload::Stream& compute) {
   if (is_cuda(options)) return make_cuda_device_math(compute);
-  return make_host_device_math(options.isa.value_or(cpu_adam::best_isa()));
+  return make_host_device_math(cpu_adam::isa_or_best(options.isa));
 }
 
 std::string device_name(config::DeviceKind device, int index) {

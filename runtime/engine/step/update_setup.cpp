@@ -25,7 +25,7 @@ std::vector<BlockGroups> decay_groups(const model::ModelLayout& layout,
 
 const cpu_adam::Kernel& update_kernel(const config::TrainOptions& options,
                                       const plan::Workload& workload) {
-  return cpu_adam::find_kernel(options.isa.value_or(cpu_adam::best_isa()),
+  return cpu_adam::find_kernel(cpu_adam::isa_or_best(options.isa),
                                plan::waiting_gradient_dtype(workload), workload.compute,
                                options.state_format);
 }

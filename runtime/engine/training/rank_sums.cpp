@@ -88,7 +88,7 @@ double RankSums::sum_of(std::span<const double> own_losses) const {
     for (std::uint32_t replica = 0; replica < workload.replicas.count; ++replica) {
       const std::span<const double> losses = of_replica(replica).subspan(first_leaf_.back());
       for (std::uint32_t m = 0; m < workload.micro_batches; ++m) {
-        sum += losses[round * workload.micro_batches + m];
+        sum += losses[index_in_step(workload, round, m)];
       }
     }
   }

@@ -48,7 +48,7 @@ void Trainer::fetch(const data::TokenFile& tokens, const data::Sampler& sampler)
     std::uint64_t cursor =
         cycle_.state().cursor + (std::uint64_t{round} * replicas + place.replica()) * windows;
     for (std::uint32_t m = 0; m < workload().micro_batches; ++m) {
-      const data::MicroBatch batch = engine_.batch(round * workload().micro_batches + m);
+      const data::MicroBatch batch = engine_.batch(index_in_step(workload(), round, m));
       for (std::size_t row = 0; row < batch.rows(); ++row) {
         data::read_window(tokens, sampler.first_token(cursor++), batch, row);
       }

@@ -167,7 +167,7 @@ void EmbeddedGradients::store(std::uint32_t parameter, Turn turn, std::uint64_t 
   }
   const std::size_t size = size_of(options_.dtype);
   auto* sums = reinterpret_cast<float*>(target.data()) + first / size;
-  cpu_adam::accumulate(options_.isa.value_or(cpu_adam::best_isa()), options_.dtype, bytes.data(),
+  cpu_adam::accumulate(cpu_adam::isa_or_best(options_.isa), options_.dtype, bytes.data(),
                        {sums, bytes.size() / size}, turn == Turn::first);
 }
 
@@ -209,7 +209,7 @@ void EmbeddedGradients::write(std::uint32_t parameter, std::span<const float> su
   check(users_.counts.any(parameter), ErrorCode::invalid_argument,
         fmt::format("\"{}\" has no gradient in this step that could be replaced: hand one over",
                     layout_.names[parameter]));
-  cpu_adam::round_gradient(options_.isa.value_or(cpu_adam::best_isa()),
+  cpu_adam::round_gradient(cpu_adam::isa_or_best(options_.isa),
                            plan::waiting_gradient_dtype(layout_.workload), sum.data(),
                            users_.values.gradient(layout_.ranges[parameter]).data(), sum.size());
 }

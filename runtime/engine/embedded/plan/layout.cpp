@@ -34,7 +34,7 @@ void check_options(const EmbeddedOptions& options) {
   for (const cpu_adam::AdamOptions& group : options.groups) {
     static_cast<void>(cpu_adam::make_scalars(group, 1, 1));  // its error names what is out of range
   }
-  static_cast<void>(cpu_adam::find_kernel(options.isa.value_or(cpu_adam::best_isa()), options.dtype,
+  static_cast<void>(cpu_adam::find_kernel(cpu_adam::isa_or_best(options.isa), options.dtype,
                                           options.dtype, options.state_format));
 }
 

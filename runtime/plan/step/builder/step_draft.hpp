@@ -81,7 +81,7 @@ class OpWriter {
     return {PoolKind::device_tokens, in_flight(m)};
   }
   [[nodiscard]] std::uint32_t pass_index(std::uint32_t m) const {
-    return step_.round * workload_.micro_batches + m;
+    return index_in_step(workload_, step_.round, m);
   }
   [[nodiscard]] Buffer tied_accumulator(std::uint32_t block) const {
     const std::uint32_t rounds = workload_.stage.tied_in_flight;
