@@ -44,11 +44,10 @@ constexpr std::array<Named<ScheduleKind>, 9> kSchedules{{
     {"OneCycle", ScheduleKind::one_cycle},
     {"LRRangeTest", ScheduleKind::lr_range_test},
 }};
-constexpr std::array<Named<UpdateMode>, 4> kUpdateModes{{
+constexpr std::array<Named<UpdateMode>, 3> kUpdateModes{{
     {"auto", UpdateMode::automatic},
     {"deferred", UpdateMode::deferred},
     {"speculative", UpdateMode::speculative},
-    {"immediate", UpdateMode::immediate},
 }};
 constexpr std::array<Named<PipelineSchedule>, 6> kPipelineSchedules{{
     {"naive", PipelineSchedule::naive},

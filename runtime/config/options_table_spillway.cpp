@@ -58,10 +58,10 @@ void read_decay(ConfigFile& file, const Option& self, Options& options) {
             "decays all parameters, as \"all\" does");
 }
 
-/// A mode of the design is refused in its own words.
+/// Modes of the design are refused in their own words.
 void read_update(ConfigFile& file, const Option& self, Options& options) {
   const json* const name = file.find(self.path());
-  if (name != nullptr && *name == "delayed") {
+  if (name != nullptr && (*name == "delayed" || *name == "immediate")) {
     file.refuse(ErrorCode::not_supported, self.path(),
                 fmt::format("is {}, which this version does not implement; write auto, deferred "
                             "or speculative",
@@ -210,8 +210,7 @@ void add_placement(std::vector<Option>& table) {
                                  "A block is updated during the next step's forward (`deferred`); "
                                  "with all state on disk, the last blocks during backward already, "
                                  "as if nothing were clipped, and once more if something is "
-                                 "(`speculative`, the same bits). `auto` is `deferred`; "
-                                 "`immediate` is refused by this version."})
+                                 "(`speculative`, the same bits). `auto` is `deferred`."})
       .read = read_update;
   rows.member<&Options::work_order>({"work_order",
                                      "A round finishes one layer for all micro-batches first, or "

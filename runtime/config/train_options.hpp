@@ -100,7 +100,7 @@ struct MonitorOptions {
 enum class DeviceKind : std::uint8_t { host, cuda };
 /// `automatic`: cuDNN where the shape suits it; `own`: our own kernels for every shape.
 enum class AttentionChoice : std::uint8_t { automatic, own };
-enum class UpdateMode : std::uint8_t { automatic, deferred, speculative, immediate };
+enum class UpdateMode : std::uint8_t { automatic, deferred, speculative };
 enum class DecayScope : std::uint8_t { matrices, all };
 enum class Checkpointing : std::uint8_t { automatic, recompute, keep, offload, nvme };
 /// Returns whether saved activations wait off the device where they do not fit.

@@ -191,14 +191,6 @@ void validate_update(Faults& faults, const TrainOptions& options) {
           fmt::format("spillway.state_format {} keeps half of every master in its bf16 parameter, "
                       "and the parameters are {}; write fp32, or enable bf16",
                       config_name(options.state_format), name_of(options.compute)));
-  if (options.update != UpdateMode::immediate) return;
-  require(faults, options.gradient_clipping == 0,
-          "spillway.update immediate excludes clipping, whose norm is known after the last "
-          "gradient only; write gradient_clipping 0 or update auto");
-  require(
-      faults, options.compute != DType::fp16,
-      "spillway.update immediate excludes fp16, whose overflow is known after the last gradient "
-      "only; write update auto");
 }
 
 void validate_placement(Faults& faults, const TrainOptions& options) {

@@ -329,10 +329,12 @@ TEST(ConfigRead, TheSpillwaySectionOverridesWhatDeepSpeedsKeysSay) {
   EXPECT_EQ(options_of(R"({"spillway": {"isa": "auto"}})").isa, std::nullopt);
 }
 
-TEST(ConfigRead, AnUpdateModeToComeIsRefusedByName) {
-  const Error error = parse_error(R"({"spillway": {"update": "delayed"}})");
-  EXPECT_EQ(error.code(), ErrorCode::not_supported);
-  EXPECT_THAT(error.what(), HasSubstr("spillway.update is \"delayed\""));
+TEST(ConfigRead, UpdateModesToComeAreRefusedByName) {
+  for (const std::string mode : {"delayed", "immediate"}) {
+    const Error error = parse_error(R"({"spillway": {"update": ")" + mode + R"("}})");
+    EXPECT_EQ(error.code(), ErrorCode::not_supported);
+    EXPECT_THAT(error.what(), HasSubstr("spillway.update is \"" + mode + "\""));
+  }
   EXPECT_EQ(options_of(R"({"spillway": {"update": "speculative"}})").update,
             UpdateMode::speculative);
   EXPECT_EQ(parse_error(R"({"spillway": {"update": "never"}})").code(),

@@ -170,8 +170,7 @@ class OptionsSource {
     options.secondary_ranks = 1;
   }
   void draw_placement(TrainOptions& options) {
-    const bool immediate = options.gradient_clipping == 0 && options.compute != DType::fp16;
-    options.update = immediate ? any<UpdateMode>() : UpdateMode::deferred;
+    options.update = any<UpdateMode>();
     options.work_order = any<WorkOrder>();
     options.checkpointing = any<Checkpointing>();
     options.activations = any<StateHome>();

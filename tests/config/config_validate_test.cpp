@@ -73,13 +73,6 @@ TEST(ConfigValidate, NamesTheKeyAndTheRemedy) {
          o.keep = 0;
        },
        "spillway.keep is 0"},
-      {[](TrainOptions& o) { o.update = UpdateMode::immediate; }, "immediate excludes clipping"},
-      {[](TrainOptions& o) {
-         o.update = UpdateMode::immediate;
-         o.gradient_clipping = 0;
-         o.compute = DType::fp16;
-       },
-       "immediate excludes fp16"},
       {[](TrainOptions& o) { o.pipeline.chunks = 2; }, "spillway.pipeline_chunks is 2"},
       {[](TrainOptions& o) {
          o.pipeline.stages = 2;

@@ -35,9 +35,6 @@ void resolve(config::TrainOptions& options, const model::ModelConfig& config) {
   const auto cores = static_cast<std::uint32_t>(read_topology().cores.size());
   if (options.threads == 0) options.threads = cores;
   if (options.compute_threads == 0) options.compute_threads = cores;
-  check(options.update != config::UpdateMode::immediate, ErrorCode::not_supported,
-        "spillway.update immediate: this version updates in deferred mode only, which gives the "
-        "same bits; use \"auto\"");
   validate(options);
   check_step_size(options, config);
 }
