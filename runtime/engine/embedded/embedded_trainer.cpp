@@ -141,14 +141,14 @@ void EmbeddedTrainer::release_device(const offload::ExternalWork& users) {
   parts_->process.check();
   if (is_released()) return;
   parts_->park();
-  parts_->state.free_staging();
+  parts_->state.unstage();
   parts_->values.release_device(parts_->layout, users);
 }
 
 void EmbeddedTrainer::resume_device() {
   parts_->process.check();
   if (!is_released()) return;
-  parts_->state.free_staging();
+  parts_->state.unstage();
   parts_->values.resume_device(parts_->layout);
 }
 

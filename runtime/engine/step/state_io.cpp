@@ -13,7 +13,8 @@ using plan::PoolKind;
 using plan::Tier;
 
 StateIo::StateIo(StepEngine& engine)
-    : workload_(engine.workload()),
+    : engine_(engine),
+      workload_(engine.workload()),
       placement_(engine.placement()),
       memory_(engine.memory()),
       slots_(engine.slots()),
@@ -21,6 +22,10 @@ StateIo::StateIo(StepEngine& engine)
       store_(engine.store()),
       isa_(engine.isa()),
       ranks_(engine.ranks()) {}
+
+std::span<std::byte> StateIo::staging(std::uint32_t tile) const {
+  return slots_.slot_of(tile, engine_.borrow_staging());
+}
 
 void StateIo::initialize(const model::ParameterSource& source) {
   std::vector<float> masters;
@@ -49,6 +54,7 @@ void StateIo::restore() {
 }
 
 void StateIo::undo(std::uint32_t first) {
+  static_cast<void>(engine_.borrow_staging());  // some may hold what is undone
   for (std::uint32_t tile = 0; tile < slots_.tiles().size(); ++tile) {
     if (slots_.tiles()[tile].block < first) continue;
     store_->discard(StateSlots::state(tile));

@@ -44,16 +44,14 @@ class StateIo {
   void read_masters(std::uint32_t block, std::span<float> masters);
 
  private:
-  /// Returns staging buffer 0, as a whole slot of the tile.
-  [[nodiscard]] std::span<std::byte> staging(std::uint32_t tile) const {
-    return slots_.slot_of(tile, memory_.host({plan::PoolKind::state_staging}));
-  }
+  /// Returns a staging buffer as a whole slot of the tile.
+  [[nodiscard]] std::span<std::byte> staging(std::uint32_t tile) const;
   [[nodiscard]] std::span<std::byte> host_parameters(std::uint32_t tile) const {
     return memory_.host({plan::PoolKind::host_parameters, tile});
   }
   /// Whether the store holds a slot already.
   enum class Stored : std::uint8_t { no, yes };
-  /// Moves a whole slot of `tile`, its parameters included, from staging slot 0 to the tile's home.
+  /// Moves a whole slot of `tile`, its parameters included, from staging to the tile's home.
   void bring_home(std::uint32_t tile, Stored stored);
   /// Reads the parameters of a tile that lives on disk to where they are in host memory.
   void restore_parameters(std::uint32_t tile);
@@ -62,6 +60,7 @@ class StateIo {
   void upload_residents();
   void gather_residents(std::uint32_t block);
 
+  const StepEngine& engine_;
   const plan::Workload& workload_;
   const plan::Placement& placement_;
   Memory& memory_;

@@ -126,6 +126,11 @@ data::MicroBatch StepEngine::batch(std::uint32_t pass) const {
   return {tokens, options().context, setup_.config.vocab_size};
 }
 
+std::span<std::byte> StepEngine::borrow_staging() const {
+  actions_->forget_staged();
+  return memory_->all_host(plan::PoolKind::state_staging);
+}
+
 std::span<const double> StepEngine::losses() {
   const std::span<std::byte> bytes = memory_->host(slots_.losses());
   streams_->compute->download(bytes, memory_->all_device(plan::PoolKind::device_losses));

@@ -67,7 +67,7 @@ class StepEngine {
   [[nodiscard]] const config::TrainOptions& options() const { return plan().options; }
   [[nodiscard]] const plan::Workload& workload() const { return plan().workload; }
   [[nodiscard]] const plan::Placement& placement() const { return plan().placement; }
-  [[nodiscard]] cpu_adam::Isa isa() const { return options().isa.value_or(cpu_adam::best_isa()); }
+  [[nodiscard]] cpu_adam::Isa isa() const { return cpu_adam::isa_or_best(options().isa); }
   [[nodiscard]] offload::DeviceBackend& backend() const { return *backend_; }
   /// Gives the backend away, which must still outlive this object. Nothing runs any more.
   [[nodiscard]] std::unique_ptr<offload::DeviceBackend> take_backend() {
@@ -91,6 +91,9 @@ class StepEngine {
   [[nodiscard]] std::span<const double> norm_leaves(std::uint32_t block);
   /// Returns the signal that everything notifies when it completes.
   [[nodiscard]] WakeSignal& wake() { return wake_; }
+  /// Returns the staging buffers of state, for work between lists: the ops of later lists rely on
+  /// nothing that they held.
+  [[nodiscard]] std::span<std::byte> borrow_staging() const;
   /// Makes a plan ready to run.
   [[nodiscard]] std::unique_ptr<Executor> prepare(plan::StepPlan plan) {
     return std::make_unique<Executor>(std::move(plan), *streams_, wake_);

@@ -88,7 +88,6 @@ void StepCycle::adopt(const SavedState& source) {
 
 void StepCycle::read_masters(std::uint32_t block, std::span<float> masters) {
   flush(Commit::no);
-  engine_.actions().forget_staged();
   state_io_.read_masters(block, masters);
 }
 
@@ -104,10 +103,7 @@ bool StepCycle::decide(const TrainingState& state) {
 /// The slot that the update has read is the committed one, and the gradient is still there: undone,
 /// the blocks are updated as all others are.
 void StepCycle::settle(Ahead made) {
-  if (made == Ahead::none) {
-    engine_.actions().forget_staged();
-    state_io_.undo(engine_.placement().first_speculative());
-  }
+  if (made == Ahead::none) state_io_.undo(engine_.placement().first_speculative());
   ahead_ = made;
   sound_ = true;
 }

@@ -13,7 +13,6 @@ void StoreCopy::begin(const nvme_swap::StoreOptions& options) {
 }
 
 void StoreCopy::fill(const nvme_swap::CommitHeader& commit) {
-  engine_.actions().forget_staged();
   state_io_.copy(*store_, commit);
   close();
 }
@@ -22,7 +21,6 @@ void StoreCopy::fill(const nvme_swap::CommitHeader& commit) {
 void StoreCopy::close() {
   store_.reset();
   const auto written = nvme_swap::TileStore::open(options_);
-  engine_.actions().forget_staged();
   state_io_.verify(*written);
   step_ = written->committed()->step.value();
 }

@@ -42,7 +42,6 @@ void ParameterState::check_whole() const {
 
 void ParameterState::begin_replacement() {
   std::ranges::fill(torn_, Torn{.masters = true, .moments = true});
-  engine_.actions().forget_staged();
   staged_.reset();  // all of it is replaced
   staged_is_new_ = false;
 }
@@ -78,7 +77,7 @@ std::byte* ParameterState::values_of(const Piece& piece) {
 }
 
 std::span<std::byte> ParameterState::staging_of(std::uint32_t tile) {
-  return slots_.slot_of(tile, engine_.memory().host({plan::PoolKind::state_staging}));
+  return slots_.slot_of(tile, engine_.borrow_staging());
 }
 
 std::byte* ParameterState::state_of(const Piece& piece, Content content) {
@@ -88,7 +87,7 @@ std::byte* ParameterState::state_of(const Piece& piece, Content content) {
   }
   const std::span<std::byte> slot = staging_of(tile);
   if (staged_ != tile) {
-    free_staging();
+    unstage();
     if (content == Content::kept) slots_.load_state(*engine_.store(), tile, slot);
     staged_ = tile;
   }
@@ -106,11 +105,6 @@ void ParameterState::unstage() {
     staged_is_new_ = false;
   }
   staged_.reset();
-}
-
-void ParameterState::free_staging() {
-  unstage();
-  engine_.actions().forget_staged();
 }
 
 void ParameterState::read_piece(const Piece& piece, const cpu_adam::WideState& wide) {

@@ -38,8 +38,6 @@ class ParameterState {
   void settle();
   /// Writes the staged tile to the disk if it is new there, and frees the staging buffer.
   void unstage();
-  /// Frees the staging buffers of plans too: others may write there until the next one.
-  void free_staging();
 
  private:
   /// The piece of a tile that belongs to one parameter.

@@ -74,11 +74,11 @@ void EmbeddedValues::write_frozen(const FrozenRange& range, std::span<const std:
   upload_frozen(range.first, values);
 }
 
-/// In pieces through memory where no state is staged.
+/// In pieces.
 void EmbeddedValues::upload_frozen(std::size_t at, std::span<const std::byte> values) {
   const auto target =
       engine_.memory().device({plan::PoolKind::resident_frozen}).subspan(at, values.size());
-  const std::span<std::byte> staging = engine_.memory().all_host(plan::PoolKind::state_staging);
+  const std::span<std::byte> staging = engine_.borrow_staging();
   offload::Stream& stream = *engine_.streams().upload;
   for (std::size_t first = 0; first < values.size(); first += staging.size()) {
     const auto part = values.subspan(first, std::min(staging.size(), values.size() - first));
@@ -91,7 +91,7 @@ void EmbeddedValues::upload_frozen(std::size_t at, std::span<const std::byte> va
 /// Likewise, all of them.
 void EmbeddedValues::download_frozen(std::span<std::byte> values) {
   const auto source = engine_.memory().device({plan::PoolKind::resident_frozen});
-  const std::span<std::byte> staging = engine_.memory().all_host(plan::PoolKind::state_staging);
+  const std::span<std::byte> staging = engine_.borrow_staging();
   offload::Stream& stream = *engine_.streams().download;
   for (std::size_t first = 0; first < values.size(); first += staging.size()) {
     const auto part = values.subspan(first, std::min(staging.size(), values.size() - first));
