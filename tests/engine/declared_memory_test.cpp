@@ -6,8 +6,8 @@
 #include <memory>
 #include <vector>
 
-#include "runtime/engine/step/state_io.hpp"
 #include "runtime/engine/step/step_engine.hpp"
+#include "runtime/engine/training/state_io.hpp"
 #include "runtime/plan/step/step_builder.hpp"
 #include "tests/engine/training_harness.hpp"
 

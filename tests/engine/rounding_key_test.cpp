@@ -7,7 +7,7 @@
 #include <cstring>
 #include <memory>
 
-#include "runtime/engine/step/state_slots.hpp"
+#include "runtime/engine/state/state_slots.hpp"
 #include "tests/engine/training_harness.hpp"
 
 namespace spillway::engine::rounding_key_test {

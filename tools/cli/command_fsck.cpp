@@ -13,7 +13,7 @@
 #include "runtime/base/error.hpp"
 #include "runtime/engine/run/contents.hpp"
 #include "runtime/engine/run/directory.hpp"
-#include "runtime/engine/step/saved_state.hpp"
+#include "runtime/engine/state/saved_state.hpp"
 #include "tools/cli/commands.hpp"
 #include "tools/cli/console.hpp"
 #include "tools/cli/status_line.hpp"

@@ -8,7 +8,7 @@
 #include <span>
 
 #include "runtime/engine/run/directory.hpp"
-#include "runtime/engine/step/saved_state.hpp"
+#include "runtime/engine/state/saved_state.hpp"
 #include "runtime/model/parameter_layout.hpp"
 #include "runtime/model/parameter_source.hpp"
 

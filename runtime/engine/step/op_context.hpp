@@ -12,9 +12,9 @@
 #include "nvme_swap/tile_store.hpp"
 #include "runtime/engine/device/device_math.hpp"
 #include "runtime/engine/ranks/rank_groups.hpp"
+#include "runtime/engine/state/state_slots.hpp"
 #include "runtime/engine/step/external_framework.hpp"
 #include "runtime/engine/step/op_memory.hpp"
-#include "runtime/engine/step/state_slots.hpp"
 #include "runtime/engine/step/update_setup.hpp"
 #include "runtime/model/transformer.hpp"
 

@@ -16,10 +16,10 @@
 #include "runtime/engine/device/model_runtime.hpp"
 #include "runtime/engine/prepare/planned.hpp"
 #include "runtime/engine/ranks/rank_groups.hpp"
+#include "runtime/engine/state/state_slots.hpp"
 #include "runtime/engine/step/executor.hpp"
 #include "runtime/engine/step/memory.hpp"
 #include "runtime/engine/step/op_actions.hpp"
-#include "runtime/engine/step/state_slots.hpp"
 
 namespace spillway::engine {
 

@@ -6,9 +6,9 @@
 #include <cstdint>
 #include <optional>
 
-#include "runtime/engine/step/state_io.hpp"
+#include "runtime/engine/state/training_state.hpp"
 #include "runtime/engine/step/step_engine.hpp"
-#include "runtime/engine/step/training_state.hpp"
+#include "runtime/engine/training/state_io.hpp"
 #include "runtime/engine/training/store_copy.hpp"
 
 namespace spillway::engine {

@@ -7,10 +7,10 @@
 #include <cstdint>
 #include <span>
 
-#include "runtime/engine/step/state_io.hpp"
+#include "runtime/engine/state/training_state.hpp"
 #include "runtime/engine/step/step_engine.hpp"
-#include "runtime/engine/step/training_state.hpp"
 #include "runtime/engine/training/commits.hpp"
+#include "runtime/engine/training/state_io.hpp"
 #include "runtime/engine/training/step_lists.hpp"
 
 namespace spillway::engine {

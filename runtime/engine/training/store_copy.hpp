@@ -7,8 +7,8 @@
 #include <optional>
 
 #include "nvme_swap/tile_store.hpp"
-#include "runtime/engine/step/state_io.hpp"
 #include "runtime/engine/step/step_engine.hpp"
+#include "runtime/engine/training/state_io.hpp"
 
 namespace spillway::engine {
 

@@ -4,8 +4,8 @@
 #pragma once
 
 #include "runtime/config/train_options.hpp"
+#include "runtime/engine/state/training_state.hpp"
 #include "runtime/engine/step/step_result.hpp"
-#include "runtime/engine/step/training_state.hpp"
 #include "runtime/engine/step/update_setup.hpp"
 #include "runtime/plan/workload.hpp"
 

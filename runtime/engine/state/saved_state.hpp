@@ -17,9 +17,9 @@
 #include "nvme_swap/committed_tiles.hpp"
 #include "offload/memory.hpp"
 #include "runtime/base/error.hpp"
-#include "runtime/engine/step/state_slots.hpp"
-#include "runtime/engine/step/training_state.hpp"
-#include "runtime/engine/step/wide_windows.hpp"
+#include "runtime/engine/state/state_slots.hpp"
+#include "runtime/engine/state/training_state.hpp"
+#include "runtime/engine/state/wide_windows.hpp"
 #include "runtime/model/part_map.hpp"
 
 namespace spillway::engine {

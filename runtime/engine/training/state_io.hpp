@@ -8,10 +8,10 @@
 #include "cpu_adam/adam.hpp"
 #include "nvme_swap/tile_store.hpp"
 #include "runtime/engine/ranks/rank_groups.hpp"
+#include "runtime/engine/state/saved_state.hpp"
+#include "runtime/engine/state/state_slots.hpp"
 #include "runtime/engine/step/executor.hpp"
 #include "runtime/engine/step/memory.hpp"
-#include "runtime/engine/step/saved_state.hpp"
-#include "runtime/engine/step/state_slots.hpp"
 #include "runtime/model/parameter_source.hpp"
 
 namespace spillway::engine {

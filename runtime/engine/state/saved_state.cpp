@@ -1,4 +1,4 @@
-#include "runtime/engine/step/saved_state.hpp"
+#include "runtime/engine/state/saved_state.hpp"
 
 #include <fmt/format.h>
 

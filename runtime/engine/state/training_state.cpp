@@ -1,4 +1,4 @@
-#include "runtime/engine/step/training_state.hpp"
+#include "runtime/engine/state/training_state.hpp"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>

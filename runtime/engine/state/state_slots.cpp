@@ -1,4 +1,4 @@
-#include "runtime/engine/step/state_slots.hpp"
+#include "runtime/engine/state/state_slots.hpp"
 
 #include <utility>
 

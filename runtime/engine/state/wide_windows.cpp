@@ -1,4 +1,4 @@
-#include "runtime/engine/step/wide_windows.hpp"
+#include "runtime/engine/state/wide_windows.hpp"
 
 #include <algorithm>
 #include <span>

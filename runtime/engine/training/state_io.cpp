@@ -1,4 +1,4 @@
-#include "runtime/engine/step/state_io.hpp"
+#include "runtime/engine/training/state_io.hpp"
 
 #include <algorithm>
 #include <cstring>
