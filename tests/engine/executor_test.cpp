@@ -2,6 +2,7 @@
 #include "runtime/engine/step/executor.hpp"
 
 #include <gtest/gtest.h>
+#include <sys/prctl.h>
 
 #include <algorithm>
 #include <atomic>
@@ -128,6 +129,36 @@ TEST(Executor, IsWokenByABackendThatWakes) {
 }
 
 /// Counter of the ops that are enqueued and have not run while the first of them takes its time.
+/// The timer slack of the thread that issues ops, as it is then.
+class SlackReader final : public OpPerformer {
+ public:
+  void begin(const plan::StepPlan&) override {}
+  [[nodiscard]] bool skips(const Op&) const override { return false; }
+  void enqueue(const Op&, offload::Stream&) override { slack_ns_ = now(); }
+  [[nodiscard]] Ticket start(const Op&) override { return {}; }
+  [[nodiscard]] int slack_ns() const { return slack_ns_; }
+  [[nodiscard]] static int now() { return ::prctl(PR_GET_TIMERSLACK, 0UL, 0UL, 0UL, 0UL); }
+
+ private:
+  int slack_ns_ = 0;
+};
+
+// With Linux's 50 us more, a poll every 50 us is one every 119.
+TEST(Executor, PollsOnTimeAndLeavesItsThreadAsItWas) {
+  std::thread([] {
+    ::prctl(PR_SET_TIMERSLACK, 40'000UL, 0UL, 0UL, 0UL);
+    WakeSignal wake;
+    const auto backend =
+        offload::make_host_backend({.device_capacity = 1_MiB, .pinned_capacity = 1_MiB});
+    Streams streams(*backend);
+    Executor executor(chain(1), streams, wake);
+    SlackReader reader;
+    executor.run(reader);
+    EXPECT_EQ(reader.slack_ns(), 1000);
+    EXPECT_EQ(SlackReader::now(), 40'000);
+  }).join();
+}
+
 class PendingCounter final : public OpPerformer {
  public:
   void begin(const plan::StepPlan&) override {}
