@@ -65,8 +65,9 @@ class EventCounter final : public offload::DeviceBackend {
   void deallocate(offload::MemoryKind kind, std::byte* address, Bytes size) noexcept override {
     inner_->deallocate(kind, address, size);
   }
-  [[nodiscard]] std::unique_ptr<offload::Stream> make_stream(std::string_view name) override {
-    return inner_->make_stream(name);
+  [[nodiscard]] std::unique_ptr<offload::Stream> make_stream(std::string_view name,
+                                                             offload::Urgency urgency) override {
+    return inner_->make_stream(name, urgency);
   }
   [[nodiscard]] std::unique_ptr<offload::Event> make_event() override {
     ++events_;

@@ -42,7 +42,8 @@ Streams::Streams(offload::DeviceBackend& backend, comm::DeviceCommunicator* job)
     : compute(backend.make_stream("compute")),
       upload(backend.make_stream("h2d")),
       download(backend.make_stream("d2h")),
-      net(job == nullptr ? nullptr : backend.make_stream("net")),
+      // Others wait for what a rank sends, and its kernels are few: ahead of this rank's passes.
+      net(job == nullptr ? nullptr : backend.make_stream("net", offload::Urgency::first)),
       gpu_job(job),
       events_wake(backend.capabilities().wakes) {
   for (const Lane lane : {Lane::gpu, Lane::h2d, Lane::d2h, Lane::net}) {
