@@ -250,6 +250,7 @@ void TrainLoop::train_step() {
   report(results);
   note_commit();
   finish_save();
+                   .device_busy_seconds = run_.trainer.cycle().last_step().busy(plan::Lane::gpu),
   // The step that ends the training has its line like any other.
   for (const StepResult& r : results) check(r.diverged.empty(), ErrorCode::diverged, r.diverged);
   save_if_due();  // before an evaluation, which writes the state too

@@ -102,8 +102,8 @@ void Executor::reset() {
 }
 
 void Executor::run(OpPerformer& performer) {
-  reset();
   const FineTimer on_time;  // else each poll would be late by as much as the next one is away
+  reset();
   performer.begin(plan_);
   try {
     while (completed_ < plan_.ops.size()) {
@@ -257,6 +257,14 @@ Exposed Executor::exposed() const {
     }
   }
   return exposed;
+}
+
+double Executor::busy(Lane lane) const {
+  double sum = 0;
+  for (const OpIndex op : lanes_[static_cast<std::size_t>(lane)].ops) {
+    sum += timings_[op].end - timings_[op].start;
+  }
+  return sum;
 }
 
 void Executor::drain() noexcept {

@@ -87,6 +87,8 @@ class Executor {
   /// overlap.
   [[nodiscard]] std::span<const plan::OpTiming> timings() const { return timings_; }
   [[nodiscard]] Exposed exposed() const;
+  /// Returns the seconds of the last run in which the lane worked.
+  [[nodiscard]] double busy(plan::Lane lane) const;
   [[nodiscard]] double seconds() const { return seconds_; }
 
  private:
