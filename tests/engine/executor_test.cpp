@@ -129,7 +129,6 @@ TEST(Executor, IsWokenByABackendThatWakes) {
   EXPECT_LT(shortest_run(*backend, wake), kNoLongSleeps);
 }
 
-/// Counter of the ops that are enqueued and have not run while the first of them takes its time.
 /// The timer slack of the thread that issues ops, as it is then.
 class SlackReader final : public OpPerformer {
  public:
@@ -160,6 +159,7 @@ TEST(Executor, PollsOnTimeAndLeavesItsThreadAsItWas) {
   }).join();
 }
 
+/// Counter of the ops that are enqueued and have not run while the first of them takes its time.
 class PendingCounter final : public OpPerformer {
  public:
   void begin(const plan::StepPlan&) override {}
