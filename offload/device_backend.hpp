@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <span>
 #include <string_view>
@@ -37,6 +38,12 @@ class Event {
   [[nodiscard]] virtual bool done() = 0;
   /// Returns the device library's own event; null on the host.
   [[nodiscard]] virtual void* native() const { return nullptr; }
+};
+
+/// Whose work a device begins first where it can choose.
+enum class Urgency : std::uint8_t {
+  usual,
+  first,  ///< ahead of what streams of usual urgency hold
 };
 
 /// A serial queue of copies and tasks.
@@ -105,7 +112,12 @@ class DeviceBackend {
   /// Children made by fork() share it. Throws likewise.
   [[nodiscard]] virtual std::byte* map_shared(const SharedPages& pages) = 0;
   virtual void deallocate(MemoryKind kind, std::byte* address, Bytes size) noexcept = 0;
-  [[nodiscard]] virtual std::unique_ptr<Stream> make_stream(std::string_view name) = 0;
+  [[nodiscard]] std::unique_ptr<Stream> make_stream(std::string_view name) {
+    return make_stream(name, Urgency::usual);
+  }
+  /// No urgency changes what a stream does, nor the order within it.
+  [[nodiscard]] virtual std::unique_ptr<Stream> make_stream(std::string_view name,
+                                                            Urgency urgency) = 0;
   [[nodiscard]] virtual std::unique_ptr<Event> make_event() = 0;
   [[nodiscard]] virtual MemoryUsage usage(MemoryKind kind) const = 0;
   [[nodiscard]] virtual Capabilities capabilities() const = 0;

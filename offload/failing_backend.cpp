@@ -68,8 +68,8 @@ std::byte* FailingBackend::map_shared(const SharedPages& pages) {
   return inner_->map_shared(pages);
 }
 
-std::unique_ptr<Stream> FailingBackend::make_stream(std::string_view name) {
-  return std::make_unique<FailingStream>(*this, inner_->make_stream(name));
+std::unique_ptr<Stream> FailingBackend::make_stream(std::string_view name, Urgency urgency) {
+  return std::make_unique<FailingStream>(*this, inner_->make_stream(name, urgency));
 }
 
 }  // namespace spillway::offload

@@ -39,7 +39,9 @@ class FailingBackend final : public DeviceBackend {
   void deallocate(MemoryKind kind, std::byte* address, Bytes size) noexcept override {
     inner_->deallocate(kind, address, size);
   }
-  [[nodiscard]] std::unique_ptr<Stream> make_stream(std::string_view name) override;
+  using DeviceBackend::make_stream;
+  [[nodiscard]] std::unique_ptr<Stream> make_stream(std::string_view name,
+                                                    Urgency urgency) override;
   [[nodiscard]] std::unique_ptr<Event> make_event() override { return inner_->make_event(); }
   [[nodiscard]] MemoryUsage usage(MemoryKind kind) const override { return inner_->usage(kind); }
   [[nodiscard]] Capabilities capabilities() const override { return inner_->capabilities(); }

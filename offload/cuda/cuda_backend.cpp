@@ -73,8 +73,9 @@ class CudaBackend final : public DeviceBackend {
     account_of(kind).give_back(size);
   }
 
-  [[nodiscard]] std::unique_ptr<Stream> make_stream(std::string_view name) override {
-    return std::make_unique<CudaStream>(*api_, name, piece_);
+  [[nodiscard]] std::unique_ptr<Stream> make_stream(std::string_view name,
+                                                    Urgency urgency) override {
+    return std::make_unique<CudaStream>(*api_, name, urgency, piece_);
   }
 
   [[nodiscard]] std::unique_ptr<Event> make_event() override {

@@ -81,7 +81,9 @@ class HostBackend final : public DeviceBackend {
     account_of(kind).give_back(size);
   }
 
-  [[nodiscard]] std::unique_ptr<Stream> make_stream(std::string_view name) override {
+  /// Streams are threads, and the system shares processors out among them.
+  [[nodiscard]] std::unique_ptr<Stream> make_stream(std::string_view name,
+                                                    Urgency /*urgency*/) override {
     StreamProgress& progress = progress_.emplace_back();
     return std::make_unique<HostStream>(
         name,

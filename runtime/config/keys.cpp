@@ -44,10 +44,11 @@ constexpr std::array<Named<ScheduleKind>, 9> kSchedules{{
     {"OneCycle", ScheduleKind::one_cycle},
     {"LRRangeTest", ScheduleKind::lr_range_test},
 }};
-constexpr std::array<Named<UpdateMode>, 3> kUpdateModes{{
+constexpr std::array<Named<UpdateMode>, 4> kUpdateModes{{
     {"auto", UpdateMode::automatic},
     {"deferred", UpdateMode::deferred},
     {"speculative", UpdateMode::speculative},
+    {"delayed", UpdateMode::delayed},
 }};
 constexpr std::array<Named<PipelineSchedule>, 6> kPipelineSchedules{{
     {"naive", PipelineSchedule::naive},

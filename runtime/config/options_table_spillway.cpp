@@ -21,6 +21,7 @@ constexpr double kMostTileParameters = 0x1p40;
 bool on_cuda(const Options& options) { return options.device == DeviceKind::cuda; }
 bool on_host(const Options& options) { return !on_cuda(options); }
 bool is_tf32(const Options& options) { return on_cuda(options) && options.compute == DType::fp32; }
+bool is_delayed(const Options& options) { return options.update == UpdateMode::delayed; }
 bool is_stale(const Options& options) { return has_stale_weights(options.pipeline.schedule); }
 
 json value_of_parts(const Option&, const Options& options) {
@@ -56,18 +57,6 @@ void read_decay(ConfigFile& file, const Option& self, Options& options) {
   file.note(self.path(),
             "absent: biases and norms are not decayed, as by HF Trainer; DeepSpeed "
             "decays all parameters, as \"all\" does");
-}
-
-/// Modes of the design are refused in their own words.
-void read_update(ConfigFile& file, const Option& self, Options& options) {
-  const json* const name = file.find(self.path());
-  if (name != nullptr && (*name == "delayed" || *name == "immediate")) {
-    file.refuse(ErrorCode::not_supported, self.path(),
-                fmt::format("is {}, which this version does not implement; write auto, deferred "
-                            "or speculative",
-                            shown(*name)));
-  }
-  read_member<&Options::update>(file, self, options);
 }
 
 /// Paths also say that state goes to disk; an empty array says nothing.
@@ -159,6 +148,12 @@ void add_mathematics(std::vector<Option>& table) {
        "parameters, which rounds differently.",
        "0: layers are streamed whole"},
       whole<std::uint64_t>(0, kMostTileParameters));
+  rows.member<&Options::delayed_from>(
+          {"delayed_from",
+           "With `update` `delayed`, forward and backward of this step and of later ones lack the "
+           "update of the step before, as in ZeRO-Offload; earlier steps are those of `deferred`."},
+          whole<std::uint64_t>(1, kMostSteps))
+      .counts = is_delayed;
   Option& threads = rows.member<&Options::compute_threads>(
       {"compute_threads", "Forward and backward on the host use this many threads.",
        "0: every physical core"});
@@ -210,8 +205,9 @@ void add_placement(std::vector<Option>& table) {
                                  "A block is updated during the next step's forward (`deferred`); "
                                  "with all state on disk, the last blocks during backward already, "
                                  "as if nothing were clipped, and once more if something is "
-                                 "(`speculative`, the same bits). `auto` is `deferred`."})
-      .read = read_update;
+                                 "(`speculative`, the same bits). `auto` is `deferred`. With "
+                                 "`delayed` an update may take the next step's whole forward and "
+                                 "backward, which lack it: other mathematics, and recorded."});
   rows.member<&Options::work_order>({"work_order",
                                      "A round finishes one layer for all micro-batches first, or "
                                      "one micro-batch through all layers."});

@@ -100,7 +100,7 @@ struct MonitorOptions {
 enum class DeviceKind : std::uint8_t { host, cuda };
 /// `automatic`: cuDNN where the shape suits it; `own`: our own kernels for every shape.
 enum class AttentionChoice : std::uint8_t { automatic, own };
-enum class UpdateMode : std::uint8_t { automatic, deferred, speculative };
+enum class UpdateMode : std::uint8_t { automatic, deferred, speculative, delayed };
 enum class DecayScope : std::uint8_t { matrices, all };
 enum class Checkpointing : std::uint8_t { automatic, recompute, keep, offload, nvme };
 /// Returns whether saved activations wait off the device where they do not fit.
@@ -170,9 +170,11 @@ struct TrainOptions {
   std::uint64_t steps = 0;                   ///< 0: one epoch
   std::uint64_t tile_parameters = 2u << 20;  ///< a multiple of kLeafParameters
   std::uint64_t operator_tile = 0;  ///< parameters of a tile of matrices; 0: layers run whole
+  /// With UpdateMode::delayed: the first step whose passes lack the update before it.
+  std::uint64_t delayed_from = 41;
 
   // Placement and effort: free to change at every start; never changes a bit.
-  UpdateMode update = UpdateMode::automatic;
+  UpdateMode update = UpdateMode::automatic;  ///< `delayed` is mathematics, and not free
   WorkOrder work_order = WorkOrder::layer_major;
   Checkpointing checkpointing = Checkpointing::automatic;
   Residency residency = Residency::automatic;

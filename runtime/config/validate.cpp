@@ -186,7 +186,24 @@ void validate_loss_scale(Faults& faults, const LossScaleOptions& scale) {
                       scale.minimum, scale.initial));
 }
 
+/// What updates exclude in this version that take the next step's passes.
+void validate_delay(Faults& faults, const TrainOptions& options) {
+  if (options.update != UpdateMode::delayed) return;
+  const auto exclude = [&](bool condition, std::string_view key) {
+    require(faults, !condition,
+            fmt::format("spillway.update delayed excludes {} in this version; remove one of the "
+                        "keys, or write update deferred",
+                        key));
+  };
+  exclude(options.pipeline.stages > 1, "pipeline.stages");
+  exclude(options.tensor.ranks > 1, "tensor_parallel.autotp_size");
+  exclude(options.operator_tile > 0, "spillway.operator_tile");
+  exclude(!options.nvme.empty() || options.state_home == StateHome::nvme,
+          "optimizer state on disk (spillway.nvme, spillway.state_home)");
+}
+
 void validate_update(Faults& faults, const TrainOptions& options) {
+  validate_delay(faults, options);
   require(faults, options.state_format == StateFormat::fp32 || options.compute == DType::bf16,
           fmt::format("spillway.state_format {} keeps half of every master in its bf16 parameter, "
                       "and the parameters are {}; write fp32, or enable bf16",

@@ -51,6 +51,7 @@ class TrainLoop {
  private:
   [[nodiscard]] const Planned& plan() const { return run_.trainer.engine().plan(); }
   void note_stale_weights();
+  void note_delayed_updates();
   void initialize();
   void start_from_run();
   void open_metrics();
@@ -117,6 +118,7 @@ void TrainLoop::begin() {
                          decoder_shape(run_.config.model, plan().options.context))});
   claim_.keep();
   if (plan().workload.stale.stays_full()) note_stale_weights();
+  if (plan().workload.stale.delays_updates) note_delayed_updates();
   if (!ranks_.leads()) return;
   monitors_.emplace(plan().options, plan().workload.replicas.count, request_.run,
                     run_.trainer.state().step,
@@ -133,6 +135,13 @@ void TrainLoop::note_stale_weights() {
                     "spillway.pipeline_meet_every to hear of them earlier",
                     run_.trainer.most_results()));
   }
+}
+
+void TrainLoop::note_delayed_updates() {
+  observer_.noted(
+      fmt::format("other mathematics (spillway.update delayed): from step {} on, forward and "
+                  "backward do not have the update of the step before",
+                  plan().options.delayed_from));
 }
 
 void TrainLoop::initialize() {
@@ -241,6 +250,7 @@ void TrainLoop::train_step() {
   std::span<const StepResult> results =
       run_.trainer.step(run_.data.train, run_.sampler, saves ? Follows::copy : Follows::step);
   uses_.push_back({.exposed = run_.trainer.cycle().last_step().exposed(),
+                   .device_busy_seconds = run_.trainer.cycle().last_step().busy(plan::Lane::gpu),
                    .device = run_.trainer.engine().backend().usage(offload::MemoryKind::device),
                    .pinned = run_.trainer.engine().backend().usage(offload::MemoryKind::pinned)});
   trace_->record(run_.trainer.cycle().last_step());

@@ -56,8 +56,9 @@ struct Stage {
   double stretch = 1;
 };
 
-/// What a stage has beside, in a pipeline that stays full between steps: passes may use weights
-/// from before the last updates, of which the stage has a stash. Empty in every other.
+/// What a stage has beside, in a pipeline that stays full between steps, or where updates are
+/// delayed: passes may use weights from before the last updates, of which the stage has a stash.
+/// Empty in every other.
 struct StaleStage {
   /// By round: number of updates, counted up to the one a step begins with, that the round's
   /// weights do not have yet. Rounds of later steps that the step begins follow its own.
@@ -70,8 +71,12 @@ struct StaleStage {
   /// weight versions shift from step to step. The number of a list in it is its phase.
   std::uint32_t phases = 1;
   std::vector<StageEntry> fill;  ///< ahead of a step that finds the pipeline empty
+  /// There is no pipeline: a step's passes do not wait for the update of the step before, and lack
+  /// it.
+  bool delays_updates = false;
 
-  [[nodiscard]] bool stays_full() const { return !ages.empty(); }
+  [[nodiscard]] bool stashes() const { return !ages.empty(); }
+  [[nodiscard]] bool stays_full() const { return stashes() && !delays_updates; }
 };
 
 /// Whether a stage with that `stretch` (Stage) speaks for its job rather than one with the `other`:

@@ -329,12 +329,11 @@ TEST(ConfigRead, TheSpillwaySectionOverridesWhatDeepSpeedsKeysSay) {
   EXPECT_EQ(options_of(R"({"spillway": {"isa": "auto"}})").isa, std::nullopt);
 }
 
-TEST(ConfigRead, UpdateModesToComeAreRefusedByName) {
-  for (const std::string mode : {"delayed", "immediate"}) {
-    const Error error = parse_error(R"({"spillway": {"update": ")" + mode + R"("}})");
-    EXPECT_EQ(error.code(), ErrorCode::not_supported);
-    EXPECT_THAT(error.what(), HasSubstr("spillway.update is \"" + mode + "\""));
-  }
+TEST(ConfigRead, UpdateModesAreReadByName) {
+  const TrainOptions delayed =
+      options_of(R"({"spillway": {"update": "delayed", "delayed_from": 7}})");
+  EXPECT_EQ(delayed.update, UpdateMode::delayed);
+  EXPECT_EQ(delayed.delayed_from, 7U);
   EXPECT_EQ(options_of(R"({"spillway": {"update": "speculative"}})").update,
             UpdateMode::speculative);
   EXPECT_EQ(parse_error(R"({"spillway": {"update": "never"}})").code(),

@@ -23,11 +23,11 @@ void expect_equal(const TrainOptions& a, const TrainOptions& b) {
   const auto members = [](const TrainOptions& options) {
     const auto& [micro_batch, accumulation, rounds, sum_order, context, clipping, compute, device,
                  deterministic, tf32, attention, loss_scale, adam, schedule, decay, format, order,
-                 seed, steps, tile, operator_tile, update, work_order, checkpointing, residency,
-                 home, activations, sums, prefetch, device_index, device_memory, host_memory, nvme,
-                 engine, threads, compute_threads, isa, link, disk, timeout, commit, commits, save,
-                 keep, eval, stage, pipeline, tensor, secondary, tensorboard, csv, automatic,
-                 tokens_per_step] = options;
+                 seed, steps, tile, operator_tile, delayed_from, update, work_order, checkpointing,
+                 residency, home, activations, sums, prefetch, device_index, device_memory,
+                 host_memory, nvme, engine, threads, compute_threads, isa, link, disk, timeout,
+                 commit, commits, save, keep, eval, stage, pipeline, tensor, secondary, tensorboard,
+                 csv, automatic, tokens_per_step] = options;
     const auto& [dynamic, initial, window, hysteresis, consecutive, minimum] = loss_scale;
     const auto& [lr, beta1, beta2, eps, weight_decay, mode, correction, optimizer, rounding] = adam;
     const auto& [kind, optimizer_lr, peak, from, warmup, logarithmic, total, decay_steps, min_lr,
@@ -35,8 +35,8 @@ void expect_equal(const TrainOptions& a, const TrainOptions& b) {
     return std::tuple(
         std::tuple(micro_batch, accumulation, rounds, sum_order, context, clipping, compute, device,
                    deterministic, tf32, attention, decay, format, order, seed, steps, tile,
-                   operator_tile, update, work_order, checkpointing, residency, home, activations,
-                   sums),
+                   operator_tile, delayed_from, update, work_order, checkpointing, residency, home,
+                   activations, sums),
         std::tuple(prefetch, device_index, device_memory, host_memory, nvme, engine, threads,
                    compute_threads, isa, link, disk, timeout, commits, commit, save, keep, eval,
                    stage, pipeline, tensor, secondary, tensorboard, csv, automatic,
@@ -64,6 +64,7 @@ class OptionsSource {
     TrainOptions options;
     draw_mathematics(options);
     draw_placement(options);
+    draw_delay(options);
     return options;
   }
 
@@ -168,6 +169,16 @@ class OptionsSource {
     options.work_order = WorkOrder::layer_major;
     options.operator_tile = 0;
     options.secondary_ranks = 1;
+  }
+  /// Delayed updates exclude much else.
+  void draw_delay(TrainOptions& options) {
+    options.delayed_from = count(1);
+    if (options.update != UpdateMode::delayed) return;
+    options.pipeline = {};
+    options.tensor = {};
+    options.operator_tile = 0;
+    options.nvme.clear();
+    options.state_home = StateHome::host;
   }
   void draw_placement(TrainOptions& options) {
     options.update = any<UpdateMode>();

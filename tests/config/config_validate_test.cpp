@@ -73,6 +73,31 @@ TEST(ConfigValidate, NamesTheKeyAndTheRemedy) {
          o.keep = 0;
        },
        "spillway.keep is 0"},
+      {[](TrainOptions& o) {
+         o.update = UpdateMode::delayed;
+         o.pipeline.stages = 2;
+       },
+       "delayed excludes pipeline.stages"},
+      {[](TrainOptions& o) {
+         o.update = UpdateMode::delayed;
+         o.tensor.ranks = 2;
+       },
+       "delayed excludes tensor_parallel.autotp_size"},
+      {[](TrainOptions& o) {
+         o.update = UpdateMode::delayed;
+         o.operator_tile = 4096;
+       },
+       "delayed excludes spillway.operator_tile"},
+      {[](TrainOptions& o) {
+         o.update = UpdateMode::delayed;
+         o.state_home = StateHome::nvme;
+       },
+       "delayed excludes optimizer state on disk"},
+      {[](TrainOptions& o) {
+         o.update = UpdateMode::delayed;
+         o.delayed_from = 0;
+       },
+       "spillway.delayed_from is 0"},
       {[](TrainOptions& o) { o.pipeline.chunks = 2; }, "spillway.pipeline_chunks is 2"},
       {[](TrainOptions& o) {
          o.pipeline.stages = 2;

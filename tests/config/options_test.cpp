@@ -44,6 +44,7 @@ constexpr std::string_view kTwoStages =
 constexpr std::string_view kStale =
     R"({"pipeline": {"stages": 2}, "gradient_accumulation_steps": 2, "gradient_clipping": 0,
         "spillway": {"pipeline_schedule": "pipedream_2bw"}})";
+constexpr std::string_view kDelayed = R"({"spillway": {"update": "delayed"}})";
 constexpr std::string_view kSgd = R"({"optimizer": {"type": "SGD"}})";
 constexpr std::string_view kAdam = R"({"optimizer": {"type": "Adam"}})";
 constexpr std::string_view kWarmup = R"({"scheduler": {"type": "WarmupLR"}})";
@@ -137,6 +138,7 @@ const std::vector<Change> kChanges{
     {"spillway.seed", "1234", "7"},
     {"spillway.tile_parameters", "4096", "8192"},
     {"spillway.operator_tile", "0", "100000"},
+    {"spillway.delayed_from", "41", "5", kDelayed},
     {"spillway.compute_threads", "1", "2"},
     {"spillway.update", "\"auto\"", "\"deferred\""},
     {"spillway.pipeline_schedule", "\"1f1b\"", "\"pipedream_2bw\"", kTwoStages},

@@ -146,6 +146,19 @@ TEST_F(CudaDeviceMathOnGpu, SumsSquaresAsTheHostDoes) {
   EXPECT_EQ(got, want);
 }
 
+TEST_F(CudaDeviceMathOnGpu, Copies) {
+  GradientArrays arrays = random_arrays(DType::bf16, /*sums_rounds=*/false);
+  test_support::GpuArena arena(16_MiB);
+  std::vector<float> copied(arrays.sums.size());
+  const OnGpu source(arena, arrays.sums);
+  OnGpu target(arena, copied);
+  make_cuda_device_math(arena.stream())
+      ->copy(target.span().as<std::byte>(), source.span().as<const std::byte>());
+  arena.stream().synchronize();
+  target.read_back();
+  EXPECT_EQ(copied, arrays.sums);
+}
+
 TEST_F(CudaDeviceMathOnGpu, UpdatesAsTheHostDoes) {
   GradientArrays host = random_arrays(DType::fp32, false);
   const cpu_adam::StateLayout layout = cpu_adam::make_layout(StateFormat::split, kPadded);

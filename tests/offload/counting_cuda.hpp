@@ -50,8 +50,8 @@ class CountingCuda final : public CudaApi {
   Status unregister_host(void* address) override {
     return waits(), inner_->unregister_host(address);
   }
-  Status create_stream(StreamHandle& stream) override {
-    return waits(), inner_->create_stream(stream);
+  Status create_stream(StreamHandle& stream, Urgency urgency) override {
+    return waits(), inner_->create_stream(stream, urgency);
   }
   Status destroy_stream(StreamHandle stream) override {
     return waits(), inner_->destroy_stream(stream);

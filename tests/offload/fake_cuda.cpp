@@ -126,7 +126,7 @@ bool FakeCuda::registered(const void* address, std::size_t size) const {
   return bytes(address) + size <= after->first + after->second;
 }
 
-Status FakeCuda::create_stream(StreamHandle& stream) {
+Status FakeCuda::create_stream(StreamHandle& stream, Urgency /*urgency*/) {
   QueuedStream& created = streams_.emplace_back();
   created.operations.reserve(256);
   stream = &created;

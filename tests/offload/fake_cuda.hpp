@@ -58,7 +58,7 @@ class FakeCuda final : public CudaApi {
   Status device_of(const void* address, int& device) override;
   Status register_host(void* address, std::size_t size) override;
   Status unregister_host(void* address) override;
-  Status create_stream(StreamHandle& stream) override;
+  Status create_stream(StreamHandle& stream, Urgency urgency) override;
   Status destroy_stream(StreamHandle stream) override;
   Status synchronize(StreamHandle stream) override;
   Status wait(StreamHandle stream, EventHandle event) override;

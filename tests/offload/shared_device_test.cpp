@@ -27,7 +27,7 @@ struct Fixture {
     std::ranges::fill(source.host(), std::byte{7});
     own = backend->make_stream("own");
     event = backend->make_event();
-    EXPECT_EQ(fake->create_stream(external), cuda::kSuccess);
+    EXPECT_EQ(fake->create_stream(external, Urgency::usual), cuda::kSuccess);
   }
   ~Fixture() {
     own.reset();

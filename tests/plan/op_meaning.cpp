@@ -144,7 +144,8 @@ class Meaning {
   /// full, and those of the next step newer ones. Where each round is a step, a round that comes to
   /// the stage uses the newest ones, and so one that came `begun` rounds ago misses as many.
   [[nodiscard]] Value weights_of(std::uint32_t block) const {
-    if (!w_.stale.stays_full() || !training_) return {ValueKind::parameters, block};
+    if (w_.stale.ages.empty() || !training_) return {ValueKind::parameters, block};
+    if (w_.stale.delays_updates) return {.kind = ValueKind::parameters, .of = block, .age = 1};
     const bool each = w_.rounds == 1;
     const std::uint32_t late = each ? w_.stale.begun - op_.round : (op_.round < w_.rounds ? 1 : 0);
     return {.kind = ValueKind::parameters, .of = block, .age = static_cast<std::uint16_t>(late)};

@@ -188,6 +188,22 @@ class Step(ProgramTestCase):
                                              "--threads", 1)).stdout
         self.assertIn("ranks      2, stage 1; 1 share out matrices, and 1 stage(s) layers", table)
 
+    def test_clips_the_share_of_steps_that_it_is_asked_for(self):
+        disk = self.drive("disk")
+        for share, clipped in ((0, 0), (0.5, 1), (1, 2)):
+            document = self.document(*self.arguments(
+                64, "--device", "host", "--nvme", disk, "--profile", "", "--threads", 1,
+                "--warmup", 0, "--commit", "--update", "speculative", "--clip-share", share))
+            self.assertEqual(document["clipped_steps"], clipped)
+            self.assertTrue(document["commits"])
+            self.assertTrue(0 <= document["device_idle_share"] < 1, document)
+        # Without --clip-share the limit is what --clip says.
+        for limit, clipped in ((1e-9, 2), (1e9, 0)):
+            document = self.document(*self.arguments(64, "--device", "host", "--clip", limit))
+            self.assertEqual((document["clip"], document["clipped_steps"]), (limit, clipped))
+            self.assertFalse(document["commits"])
+        self.refused(*self.arguments(64, "--clip-share", 1.5))
+
     def test_refuses_what_it_cannot_train(self):
         self.assertIn("llama-3-8b", self.refused("bench", "step", "--model", "llama-9-8b"))
         self.assertIn("--seed: -1 is", self.refused("bench", "step", "--seed", -1))

@@ -75,6 +75,7 @@ class ResidentModel {
     options.checkpointing = config::Checkpointing::automatic;
     options.state_home = config::StateHome::nvme;  // which takes no memory here, nor any file
     options.commits = false;
+    options.update = config::UpdateMode::deferred;  // there is none
     return options;
   }
 

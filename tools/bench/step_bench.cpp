@@ -2,13 +2,17 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <memory>
+#include <utility>
 
 #include "comm/threads/thread_group.hpp"
 #include "runtime/base/error.hpp"
 #include "runtime/engine/device/compute_device.hpp"
 #include "runtime/engine/prepare/budgets.hpp"
 #include "runtime/engine/prepare/resolve.hpp"
+#include "runtime/engine/training/update_decision.hpp"
+#include "tools/bench/clip_share.hpp"
 #include "tools/bench/median.hpp"
 #include "tools/bench/synthetic_training.hpp"
 
@@ -65,7 +69,9 @@ class Recorder final : public engine::TrainObserver {
   void stepped(const engine::StepResult& step, const engine::StepUse& use) override {
     if (step.step == 1) result_.first_loss = step.loss;
     if (step.step <= request_.warmup) return;
+    result_.steps.push_back(step);
     result_.seconds.push_back(step.seconds);
+    result_.idle_shares.push_back(1 - use.device_busy_seconds / step.seconds);
     result_.exposed.push_back(use.exposed);
     result_.last_loss = step.loss;
     result_.tiers[0].high_water = use.device.high_water;
@@ -114,28 +120,12 @@ void train_ranks(const StepBenchRequest& request, const engine::TrainRequest& tr
   });
 }
 
-}  // namespace
-
-double StepBenchResult::median_seconds() const { return median_of(seconds); }
-
-engine::Exposed StepBenchResult::median_exposed() const {
-  engine::Exposed medians{};
-  for (std::size_t lane = 0; lane < medians.size(); ++lane) {
-    std::vector<double> values;
-    values.reserve(exposed.size());
-    for (const engine::Exposed& step : exposed) values.push_back(step.at(lane));
-    medians.at(lane) = median_of(values);
-  }
-  return medians;
-}
-
-StepBenchResult bench_step(const StepBenchRequest& request) {
+StepBenchResult run_steps(const StepBenchRequest& request) {
   const ScratchDirectory scratch(request.scratch);
   engine::TrainRequest train;
   train.model = request.config;
   train.options = request.options;
   engine::resolve(train.options, request.config);
-  train.options.commits = false;
   // Swap files lie in directories of their own, so that they disappear too.
   std::vector<std::unique_ptr<ScratchDirectory>> state;
   for (std::filesystem::path& directory : train.options.nvme) {
@@ -160,6 +150,50 @@ StepBenchResult bench_step(const StepBenchRequest& request) {
   result.device = engine::device_name(*train.options.device);
   result.plan.options.steps = measured;
   return result;
+}
+
+/// Returns a request whose steps are clipped as often as `request` says. Without an update no step
+/// changes the norm of a later one.
+StepBenchRequest with_limit(const StepBenchRequest& request) {
+  StepBenchRequest limited = request;
+  limited.options.adam.lr = 0;
+  limited.options.schedule.optimizer_lr = limited.options.schedule.peak_lr = 0;
+  limited.options.gradient_clipping = 0;
+  std::vector<double> norms;
+  for (const engine::StepResult& step : run_steps(limited).steps) norms.push_back(step.grad_norm);
+  const double clipped = std::round(*request.clip_share * static_cast<double>(norms.size()));
+  limited.options.gradient_clipping =
+      limit_that_clips(std::move(norms), static_cast<std::uint64_t>(clipped));
+  return limited;
+}
+
+}  // namespace
+
+double StepBenchResult::median_seconds() const { return median_of(seconds); }
+
+engine::Exposed StepBenchResult::median_exposed() const {
+  engine::Exposed medians{};
+  for (std::size_t lane = 0; lane < medians.size(); ++lane) {
+    std::vector<double> values;
+    values.reserve(exposed.size());
+    for (const engine::Exposed& step : exposed) values.push_back(step.at(lane));
+    medians.at(lane) = median_of(values);
+  }
+  return medians;
+}
+
+std::uint64_t StepBenchResult::clipped_steps() const {
+  return static_cast<std::uint64_t>(std::ranges::count_if(steps, [&](const auto& step) {
+    return engine::clip_factor(step.grad_norm, plan.options.gradient_clipping) < 1;
+  }));
+}
+
+std::uint64_t StepBenchResult::count(engine::UpdatesAhead ahead) const {
+  return static_cast<std::uint64_t>(std::ranges::count(steps, ahead, &engine::StepResult::ahead));
+}
+
+StepBenchResult bench_step(const StepBenchRequest& request) {
+  return run_steps(request.clip_share ? with_limit(request) : request);
 }
 
 }  // namespace spillway::bench

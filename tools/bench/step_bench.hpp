@@ -16,9 +16,13 @@ namespace spillway::bench {
 
 struct StepBenchRequest {
   model::ModelConfig config;
-  /// `commits` is ignored: nothing is committed. `steps`: measured, after the warm-up.
+  /// `steps`: measured, after the warm-up.
   config::TrainOptions options;
   std::uint64_t warmup = 1;
+  /// Share of the measured steps whose gradients are clipped, by a limit that replaces that of
+  /// `options`. The parameters then never change: the norms of all steps, from which the limit
+  /// follows, are those of a run before.
+  std::optional<double> clip_share;
   /// Ranks are threads of this process, and each does the steps of `options`. What is measured is
   /// rank 0's.
   std::uint32_t ranks = 1;
@@ -40,10 +44,12 @@ struct TierUse {
 
 struct StepBenchResult {
   engine::Planned plan;
-  std::vector<double> seconds;           ///< of each measured step
-  std::vector<engine::Exposed> exposed;  ///< of each measured step, by lane
-  std::size_t measured_products = 0;     ///< algorithms that the machine profile had
-  double first_loss = 0;                 ///< of the first step, warm-up included
+  std::vector<double> seconds;            ///< of each measured step
+  std::vector<engine::Exposed> exposed;   ///< of each measured step, by lane
+  std::vector<double> idle_shares;        ///< of each measured step, of the device
+  std::vector<engine::StepResult> steps;  ///< that were measured
+  std::size_t measured_products = 0;      ///< algorithms that the machine profile had
+  double first_loss = 0;                  ///< of the first step, warm-up included
   double last_loss = 0;
   std::array<TierUse, 3> tiers{};                  ///< by plan::Tier
   std::array<Bytes, plan::kMachineLanes> moved{};  ///< in one step, by copy and disk lane
@@ -54,6 +60,8 @@ struct StepBenchResult {
   }
   [[nodiscard]] double median_seconds() const;
   [[nodiscard]] engine::Exposed median_exposed() const;
+  [[nodiscard]] std::uint64_t clipped_steps() const;
+  [[nodiscard]] std::uint64_t count(engine::UpdatesAhead ahead) const;
   [[nodiscard]] double tokens_per_second() const {
     return static_cast<double>(tokens_per_step()) / median_seconds();
   }

@@ -9,6 +9,7 @@
 #include "runtime/base/topology.hpp"
 #include "runtime/engine/prepare/workload.hpp"
 #include "runtime/plan/predict/flops.hpp"
+#include "tools/bench/median.hpp"
 #include "tools/bench/model_shapes.hpp"
 #include "tools/bench/peak_flops.hpp"
 #include "tools/bench/step_bench.hpp"
@@ -37,6 +38,8 @@ struct BenchStepFlags {
   std::uint64_t tokens_per_step = 0;
   std::uint32_t rounds = 1;
   double clip = 1.0;
+  std::optional<double> clip_share;
+  bool commit = false;
   std::uint64_t warmup = 1;
   std::uint32_t ranks = 1;
   std::uint32_t stage = 0;
@@ -95,6 +98,7 @@ config::TrainOptions options_of(const BenchStepFlags& flags) {
                     flags.rounds, per_round));
   options.gradient_accumulation_steps = static_cast<std::uint32_t>(per_round) * flags.rounds;
   options.gradient_clipping = flags.clip;
+  options.commits = flags.commit;
   options.zero_stage = flags.stage;
   options.tensor = {.ranks = flags.tensor, .sequence = flags.by_tokens};
   options.pipeline.stages = flags.stages;
@@ -167,6 +171,12 @@ ordered_json describe(const BenchStepFlags& flags, const model::ModelConfig& con
           {"rounds", o.rounds},
           {"tokens_per_step", result.tokens_per_step()},
           {"clip", o.gradient_clipping},
+          {"clipped_steps", result.clipped_steps()},
+          {"updates_ahead",
+           {{"kept", result.count(engine::UpdatesAhead::kept)},
+            {"undone", result.count(engine::UpdatesAhead::undone)},
+            {"paused", result.count(engine::UpdatesAhead::paused)}}},
+          {"commits", o.commits},
           {"threads", o.threads},
           {"compute_threads", o.compute_threads},
           {"warmup", flags.warmup},
@@ -196,6 +206,7 @@ void add_speed(ordered_json& document, const model::ModelConfig& config,
 }
 
 void add_resources(ordered_json& document, const StepBenchResult& result) {
+  document["device_idle_share"] = bench::median_of(result.idle_shares);
   document["exposed_seconds"] = by_lane(result.median_exposed(), [](double s) { return s; });
   document["bytes_moved"] = by_lane(result.moved, [](Bytes b) { return b.value(); });
   for (const bench::TierUse& use : result.tiers) {
@@ -230,6 +241,8 @@ void print(const ordered_json& d) {
     answer("mfu        {:.3f} of {:.3f} TFLOP/s ({})\n", d["mfu"].get<double>(),
            d["peak_tflops"].get<double>(), text("peak_basis"));
   }
+  answer("idle       {:.1f} % of a step the device has nothing to do\n",
+         100 * d["device_idle_share"].get<double>());
   if (d.contains("resident")) {
     answer("limit      {:.3f} of {:.0f} tokens/s with the model resident and no optimizer\n",
            d["fraction_of_limit"].get<double>(), d["resident"]["tokens_per_second"].get<double>());
@@ -254,12 +267,16 @@ void print(const ordered_json& d) {
 ordered_json run(const BenchStepFlags& flags, bool json) {
   check(!flags.limit || flags.tensor * flags.stages == 1, ErrorCode::invalid_argument,
         "--limit runs the whole model on one rank; remove it, or --tensor and --pipeline");
+  const double share = flags.clip_share.value_or(0);
+  check(share >= 0 && share <= 1, ErrorCode::invalid_argument,
+        fmt::format("--clip-share {} is not a share of the steps: use 0 to 1", share));
   check(!flags.scratch.empty(), ErrorCode::invalid_argument,
         "TMPDIR names no directory, and a temporary run needs one; name it with --scratch");
   const bench::StepBenchRequest request{
       .config = *flags.train.model_config(),
       .options = options_of(flags),
       .warmup = flags.warmup,
+      .clip_share = flags.clip_share,
       .ranks = flags.ranks,
       .link_gigabytes_per_second = flags.link,
       .scratch = flags.scratch,
@@ -279,6 +296,22 @@ ordered_json run(const BenchStepFlags& flags, bool json) {
   }
   if (!json) print(document);
   return document;
+}
+
+/// What an update waits for, and how fast the disk is that it uses.
+void add_update_flags(Command command, BenchStepFlags& flags) {
+  const Argument clip = command.add_option(
+      "--clip", flags.clip, "Gradients with a larger norm are clipped; 0 never clips");
+  clip.capture_default();
+  command
+      .add_option("--clip-share", flags.clip_share,
+                  "This share of the measured steps is clipped, from 0 to 1, by a limit that the "
+                  "norms of a run before give; no step changes a parameter then")
+      .excludes(clip);
+  flags.train.set.add(command, "update");
+  flags.train.set.add(command, "delayed_from");
+  flags.train.set.add(command, "disk_gbps");
+  command.add_flag("--commit", flags.commit, "Steps are committed to the disk, as `train` does it");
 }
 
 }  // namespace
@@ -311,9 +344,7 @@ void add_bench_step(Command bench, Session& session) {
       "--state-format", flags->format,
       "The optimizer's state has this format: fp32, split, bf16 or int8; by default split "
       "with bf16, else fp32");
-  command
-      .add_option("--clip", flags->clip, "Gradients with a larger norm are clipped; 0 never clips")
-      .capture_default();
+  add_update_flags(command, *flags);
   flags->train.set.add(command, "steps").description("This many steps are measured; by default 4");
   command.add_option("--warmup", flags->warmup, "This many steps run before them")
       .capture_default();

@@ -12,6 +12,7 @@
 #include <string_view>
 
 #include "offload/cuda/cuda_device.hpp"
+#include "offload/device_backend.hpp"
 #include "runtime/base/source_location.hpp"
 
 namespace spillway::offload::cuda {
@@ -73,7 +74,7 @@ class CudaApi {
   [[nodiscard]] virtual Status unregister_host(void* address) = 0;
 
   /// Creates a stream that does not wait for the default stream, nor that one for it.
-  [[nodiscard]] virtual Status create_stream(StreamHandle& stream) = 0;
+  [[nodiscard]] virtual Status create_stream(StreamHandle& stream, Urgency urgency) = 0;
   [[nodiscard]] virtual Status destroy_stream(StreamHandle stream) = 0;
   [[nodiscard]] virtual Status synchronize(StreamHandle stream) = 0;
   [[nodiscard]] virtual Status wait(StreamHandle stream, EventHandle event) = 0;

@@ -124,9 +124,14 @@ class CudaRuntime final : public CudaApi {
   }
   Status unregister_host(void* address) override { return cleared(::cudaHostUnregister(address)); }
 
-  Status create_stream(StreamHandle& stream) override {
+  Status create_stream(StreamHandle& stream, Urgency urgency) override {
+    int last = 0;
+    int first = 0;  // the lower number
+    const Status known = cleared(::cudaDeviceGetStreamPriorityRange(&last, &first));
+    if (known != kSuccess) return known;
     cudaStream_t created = nullptr;
-    const Status status = cleared(::cudaStreamCreateWithFlags(&created, cudaStreamNonBlocking));
+    const Status status = cleared(::cudaStreamCreateWithPriority(
+        &created, cudaStreamNonBlocking, urgency == Urgency::first ? first : last));
     stream = created;
     return status;
   }

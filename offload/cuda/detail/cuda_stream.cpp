@@ -28,9 +28,9 @@ bool CudaEvent::done() {
   return true;
 }
 
-CudaStream::CudaStream(CudaApi& api, std::string_view name, std::size_t piece)
+CudaStream::CudaStream(CudaApi& api, std::string_view name, Urgency urgency, std::size_t piece)
     : api_(api), name_(name), piece_(piece) {
-  check_action(api_.create_stream(handle_), "making it");
+  check_action(api_.create_stream(handle_, urgency), "making it");
 }
 
 CudaStream::~CudaStream() {

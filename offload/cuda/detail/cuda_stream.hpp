@@ -31,7 +31,7 @@ class CudaEvent final : public Event {
 class CudaStream final : public Stream {
  public:
   /// Takes the `piece` by which pinned memory is registered.
-  CudaStream(CudaApi& api, std::string_view name, std::size_t piece);
+  CudaStream(CudaApi& api, std::string_view name, Urgency urgency, std::size_t piece);
   /// Completes what was submitted. Logs what that fails with.
   ~CudaStream() override;
   CudaStream(const CudaStream&) = delete;

@@ -9,7 +9,7 @@
 namespace spillway::offload::cuda {
 
 CudaSharedDevice::CudaSharedDevice(CudaApi& api, int device)
-    : api_(api), device_(device), relay_(api, "relay", kPageBytes) {}
+    : api_(api), device_(device), relay_(api, "relay", Urgency::usual, kPageBytes) {}
 
 void CudaSharedDevice::bind_thread() {
   check_cuda(api_, api_.set_device(device_), "making the GPU current on a thread");

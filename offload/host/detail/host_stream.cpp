@@ -1,12 +1,12 @@
 #include "offload/host/detail/host_stream.hpp"
 
 #include <pthread.h>
-#include <sys/prctl.h>
 
 #include <algorithm>
 #include <cstring>
 #include <exception>
 
+#include "runtime/base/fine_timer.hpp"
 #include "runtime/base/log.hpp"
 #include "runtime/base/thread.hpp"
 
@@ -19,11 +19,9 @@ HostEvent& host_event(Event& event) {
   return *own;
 }
 
-void prepare_worker_thread(const std::string& name) {
+void name_this_thread(const std::string& name) {
   // The kernel keeps 15 characters. A thread without its name still works.
   ::pthread_setname_np(::pthread_self(), name.substr(0, 15).c_str());
-  // The default slack of 50 us would end every throttled copy that much late.
-  ::prctl(PR_SET_TIMERSLACK, 1000UL, 0UL, 0UL, 0UL);
 }
 
 }  // namespace
@@ -128,7 +126,8 @@ bool HostStream::wait_for_entry(std::uint64_t position) {
 }
 
 void HostStream::work() {
-  prepare_worker_thread(name_);
+  name_this_thread(name_);
+  const FineTimer on_time;  // else every throttled copy would end late
   bool failed = false;
   for (std::uint64_t position = 1; wait_for_entry(position); ++position) {
     Entry& entry = ring_[position % surroundings_.depth];

@@ -36,6 +36,9 @@ class DeviceMath {
  public:
   virtual ~DeviceMath() = default;
   virtual void finish_gradient(const FinishedGradient& gradient) = 0;
+  /// Copies within the device; the two are of one size and overlap nowhere.
+  virtual void copy(offload::DeviceSpan<std::byte> target,
+                    offload::DeviceSpan<const std::byte> source) = 0;
   virtual void sum_squares(offload::DeviceSpan<const std::byte> gradient, DType dtype,
                            offload::DeviceSpan<double> leaves) = 0;
   /// Performs cpu_adam::update; pointers of `range` are device addresses.

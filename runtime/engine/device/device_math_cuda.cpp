@@ -31,6 +31,12 @@ class CudaDeviceMath final : public DeviceMath {
     }
   }
 
+  void copy(offload::DeviceSpan<std::byte> target,
+            offload::DeviceSpan<const std::byte> source) override {
+    SPILLWAY_ASSERT(target.size_bytes() == source.size_bytes());
+    device::copy(target.address(), source.address(), source.size_bytes(), stream_);
+  }
+
   void sum_squares(offload::DeviceSpan<const std::byte> gradient, DType dtype,
                    offload::DeviceSpan<double> leaves) override {
     const std::size_t count = gradient.size() / size_of(dtype);

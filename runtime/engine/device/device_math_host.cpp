@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "cpu_adam/gradient_norm.hpp"
+#include "runtime/base/error.hpp"
 #include "runtime/engine/device/device_math.hpp"
 
 namespace spillway::engine {
@@ -28,6 +29,12 @@ class HostDeviceMath final : public DeviceMath {
     } else {
       std::copy_n(g.rounded.address(), g.home.size(), g.home.address());
     }
+  }
+
+  void copy(offload::DeviceSpan<std::byte> target,
+            offload::DeviceSpan<const std::byte> source) override {
+    SPILLWAY_ASSERT(target.size_bytes() == source.size_bytes());
+    std::copy_n(source.address(), source.size_bytes(), target.address());
   }
 
   void sum_squares(offload::DeviceSpan<const std::byte> gradient, DType dtype,

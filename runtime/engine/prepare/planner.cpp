@@ -122,6 +122,9 @@ void check_replicas(const config::TrainOptions& options, const plan::Replicas& r
   check(options.work_order == plan::WorkOrder::layer_major, ErrorCode::not_supported,
         "spillway.work_order micro_batch_major with more than one rank is not supported; remove "
         "it");
+  check(options.update != config::UpdateMode::delayed, ErrorCode::not_supported,
+        "spillway.update delayed with more than one rank is not supported in this version; write "
+        "update deferred");
   check(!has_stale_weights(options.pipeline.schedule) || replicas.sharding == plan::Sharding::none,
         ErrorCode::not_supported,
         "this version shares out no state among the replicas of a stage with schedule "

@@ -6,6 +6,7 @@
 #include "runtime/engine/device/model_runtime.hpp"
 #include "runtime/model/row_ops.hpp"
 #include "runtime/model/transformer.hpp"
+#include "runtime/plan/pipeline/stale.hpp"
 #include "runtime/plan/predict/flops.hpp"
 
 namespace spillway::engine {
@@ -51,6 +52,9 @@ plan::Workload workload_of(const model::ModelConfig& config, const model::Transf
   workload.token_bytes = Bytes{2 * workload.tokens * sizeof(std::int32_t)};
   workload.rounds = config::rounds_of(options);
   workload.micro_batches = options.gradient_accumulation_steps / workload.rounds;
+  if (options.update == config::UpdateMode::delayed) {
+    workload.stale = plan::delayed_updates(workload.rounds);
+  }
   return workload;
 }
 

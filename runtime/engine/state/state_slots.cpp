@@ -28,6 +28,10 @@ StateSlots::StateSlots(const plan::Workload& workload, const plan::Placement& pl
     const bool lives_there = placement.blocks[tiles_[i].block].state == plan::Tier::nvme;
     off_disk_[i] = !placement.commits && !lives_there;
   }
+  if (!workload.stale.delays_updates || !placement.commits) return;
+  for (const plan::Tile& tile : tiles_) {
+    stash_bytes_.push_back(plan::stash_slot_bytes(workload, tile.count).value());
+  }
 }
 
 nvme_swap::StoreLayout StateSlots::store_layout() const {
@@ -36,10 +40,10 @@ nvme_swap::StoreLayout StateSlots::store_layout() const {
     store.tiles.emplace_back(off_disk_[tile] ? kPageBytes : bytes);
   };
   for (std::size_t tile = 0; tile < layouts_.size(); ++tile) add(tile, layouts_[tile].bytes);
-  if (!with_parameters()) return store;
-  for (std::size_t tile = 0; tile < layouts_.size(); ++tile) {
+  for (std::size_t tile = 0; with_parameters() && tile < layouts_.size(); ++tile) {
     add(tile, layouts_[tile].disk_bytes - layouts_[tile].bytes);
   }
+  for (const std::size_t bytes : stash_bytes_) store.tiles.emplace_back(bytes);
   return store;
 }
 
@@ -66,6 +70,16 @@ void StateSlots::load_state(nvme_swap::TileStore& store, std::uint32_t tile,
 void StateSlots::load_parameters(nvme_swap::TileStore& store, std::uint32_t tile,
                                  std::span<std::byte> target) const {
   read_verified(store, parameters(tile), target);
+}
+
+void StateSlots::load_stash(nvme_swap::TileStore& store, std::uint32_t tile,
+                            std::span<std::byte> stash) const {
+  read_verified(store, stash_tile(tile), stash);
+}
+
+void StateSlots::save_stash(nvme_swap::TileStore& store, std::uint32_t tile,
+                            std::span<const std::byte> stash) const {
+  store.write(stash_tile(tile), stash, nvme_swap::checksum_of(stash)).wait();
 }
 
 void StateSlots::load(nvme_swap::TileStore& store, std::uint32_t tile,

@@ -1,6 +1,7 @@
 // StateSlots: how a tile's slot on disk lies in the store. The state that an update reads is one
 // tile of the store; 16-bit parameters, which the formats other than fp32 cannot do without, are
-// another, written with it and read only by recovery. Each has a checksum of its own.
+// another, written with it and read only by recovery. Where updates are delayed, the weights that
+// the next step's passes use are a third. Each has a checksum of its own.
 #pragma once
 
 #include <cstddef>
@@ -34,7 +35,8 @@ class StateSlots {
   [[nodiscard]] plan::Buffer losses() const {
     return {plan::PoolKind::host_leaves, static_cast<std::uint32_t>(tiles_.size())};
   }
-  /// Returns the store's tiles: the state of every tile, then the parameters of every tile.
+  /// Returns the store's tiles: the state of every tile, then the parameters of every tile, then
+  /// the stash of every tile.
   [[nodiscard]] nvme_swap::StoreLayout store_layout() const;
   [[nodiscard]] const cpu_adam::StateLayout& layout(std::uint32_t tile) const {
     return layouts_[tile];
@@ -45,6 +47,20 @@ class StateSlots {
   [[nodiscard]] TileIndex parameters(std::uint32_t tile) const {
     return TileIndex{static_cast<std::uint32_t>(tiles_.size()) + tile};
   }
+
+  /// Whether commits keep the weights before the last update, because a resumed step needs them.
+  [[nodiscard]] bool with_stash() const { return !stash_bytes_.empty(); }
+  /// Returns the stash of `tile` in a buffer that has room for the largest slot.
+  [[nodiscard]] std::span<std::byte> stash_of(std::uint32_t tile,
+                                              std::span<std::byte> buffer) const {
+    return buffer.first(stash_bytes_[tile]);
+  }
+  /// Reads the stash of `tile` from `store` and verifies it, or writes it there. `stash`: as
+  /// `stash_of` returns it. Both block.
+  void load_stash(nvme_swap::TileStore& store, std::uint32_t tile,
+                  std::span<std::byte> stash) const;
+  void save_stash(nvme_swap::TileStore& store, std::uint32_t tile,
+                  std::span<const std::byte> stash) const;
 
   /// Reads the state of `tile` from `store`, and not its parameters, and verifies it. Blocks.
   void load_state(nvme_swap::TileStore& store, std::uint32_t tile, std::span<std::byte> slot) const;
@@ -72,12 +88,18 @@ class StateSlots {
                                                    std::span<std::byte> slot) const;
 
  private:
+  [[nodiscard]] TileIndex stash_tile(std::uint32_t tile) const {
+    const std::size_t behind = tiles_.size() * (with_parameters() ? 2 : 1);
+    return TileIndex{static_cast<std::uint32_t>(behind) + tile};
+  }
+
   StateFormat format_ = StateFormat::fp32;
   std::vector<plan::Tile> tiles_;
   std::vector<cpu_adam::StateLayout> layouts_;  ///< by tile
   /// Whether each tile never goes to a store. There it has one page, the least, instead of a slot's
   /// bytes.
   std::vector<bool> off_disk_;
+  std::vector<std::size_t> stash_bytes_;   ///< by tile, in whole pages; none without a stash
   std::vector<std::uint32_t> first_tile_;  ///< by block; behind them the number of all
 };
 

@@ -9,6 +9,7 @@
 
 #include "runtime/base/elapsed.hpp"
 #include "runtime/base/error.hpp"
+#include "runtime/base/fine_timer.hpp"
 #include "runtime/base/log.hpp"
 #include "runtime/base/profiler_range.hpp"
 
@@ -41,7 +42,8 @@ Streams::Streams(offload::DeviceBackend& backend, comm::DeviceCommunicator* job)
     : compute(backend.make_stream("compute")),
       upload(backend.make_stream("h2d")),
       download(backend.make_stream("d2h")),
-      net(job == nullptr ? nullptr : backend.make_stream("net")),
+      // Others wait for what a rank sends, and its kernels are few: ahead of this rank's passes.
+      net(job == nullptr ? nullptr : backend.make_stream("net", offload::Urgency::first)),
       gpu_job(job),
       events_wake(backend.capabilities().wakes) {
   for (const Lane lane : {Lane::gpu, Lane::h2d, Lane::d2h, Lane::net}) {
@@ -100,6 +102,7 @@ void Executor::reset() {
 }
 
 void Executor::run(OpPerformer& performer) {
+  const FineTimer on_time;  // else each poll would be late by as much as the next one is away
   reset();
   performer.begin(plan_);
   try {
@@ -254,6 +257,14 @@ Exposed Executor::exposed() const {
     }
   }
   return exposed;
+}
+
+double Executor::busy(Lane lane) const {
+  double sum = 0;
+  for (const OpIndex op : lanes_[static_cast<std::size_t>(lane)].ops) {
+    sum += timings_[op].end - timings_[op].start;
+  }
+  return sum;
 }
 
 void Executor::drain() noexcept {

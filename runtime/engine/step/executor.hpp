@@ -38,9 +38,10 @@ class OpPerformer {
 /// Ops issued and not complete, per lane. Streams are fed ahead so that they never run dry between
 /// two polls; tickets are bounded by the pools of their services.
 inline constexpr std::size_t kInFlight = 8;
-/// Forward, backward and loss ops issued and not complete. Each launches up to hundreds of kernels,
-/// and a launch blocks the control thread while a stream of CUDA has about a thousand pending.
-inline constexpr std::size_t kPassesInFlight = 2;
+/// Forward, backward and loss ops issued and not complete. Each launches tens of kernels, and a
+/// launch blocks the control thread while a stream of CUDA has about a thousand pending. They take
+/// no memory of their own: what a pass uses is a buffer that the plan gives it.
+inline constexpr std::size_t kPassesInFlight = 6;
 
 /// The streams of a device and a ring of events for each, shared by all plans of a run.
 struct Streams {
@@ -86,6 +87,8 @@ class Executor {
   /// overlap.
   [[nodiscard]] std::span<const plan::OpTiming> timings() const { return timings_; }
   [[nodiscard]] Exposed exposed() const;
+  /// Returns the seconds of the last run in which the lane worked.
+  [[nodiscard]] double busy(plan::Lane lane) const;
   [[nodiscard]] double seconds() const { return seconds_; }
 
  private:

@@ -160,11 +160,10 @@ ExternalPass OpActions::external_pass(const Op& op) const {
           .frozen = find(ValueKind::frozen)};
 }
 
-/// Stale weights need the host backend, so the CPU can address device memory.
 void OpActions::device_stash(const Op& op) const {
   const OpMemory memory = context_.memory_of(op);
-  const auto source = memory.device(memory.source());
-  std::memcpy(memory.device(memory.target()).address(), source.address(), source.size());
+  context_.resources.device_math.copy(memory.device(memory.target()),
+                                      memory.device(memory.source()));
 }
 
 void OpActions::host_stash(const Op& op) const {

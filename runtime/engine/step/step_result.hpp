@@ -48,6 +48,7 @@ using Exposed = std::array<double, plan::kMachineLanes>;
 /// What a step used of the machine.
 struct StepUse {
   Exposed exposed{};
+  double device_busy_seconds = 0;  ///< of the gpu lane, in the step's list
   offload::MemoryUsage device, pinned;
 };
 

@@ -51,6 +51,40 @@ void StateIo::restore() {
     bring_home(tile, Stored::yes);
   }
   upload_residents();
+  if (slots_.with_stash()) restore_stash();
+}
+
+StateIo::Stash StateIo::stash_of(std::uint32_t tile) const {
+  if (placement_.blocks[slots_.tiles()[tile].block].resident()) {
+    return {.device = memory_.device({PoolKind::stashed_parameters, tile}), .host = {}};
+  }
+  return {.device = {}, .host = memory_.host({PoolKind::host_stash, tile})};
+}
+
+void StateIo::restore_stash() {
+  for (std::uint32_t tile = 0; tile < slots_.tiles().size(); ++tile) {
+    const auto staged = slots_.stash_of(tile, staging(tile));
+    slots_.load_stash(*store_, tile, staged);
+    const auto [device, host] = stash_of(tile);
+    std::ranges::copy(staged.first(host.size()), host.begin());
+    if (device.empty()) continue;
+    streams_.upload->upload(device, staged.first(device.size_bytes()));
+    streams_.upload->synchronize();
+  }
+}
+
+void StateIo::keep_stash() {
+  for (std::uint32_t tile = 0; tile < slots_.tiles().size(); ++tile) {
+    const auto staged = slots_.stash_of(tile, staging(tile));
+    std::ranges::fill(staged, std::byte{0});
+    const auto [device, host] = stash_of(tile);
+    std::ranges::copy(host, staged.begin());
+    if (!device.empty()) {
+      streams_.download->download(staged.first(device.size_bytes()), device);
+      streams_.download->synchronize();
+    }
+    slots_.save_stash(*store_, tile, staged);
+  }
 }
 
 void StateIo::undo(std::uint32_t first) {
@@ -91,6 +125,10 @@ void StateIo::copy(nvme_swap::TileStore& target, const nvme_swap::CommitHeader& 
     const std::span<std::byte> slot = staging(tile);
     slots_.load(*store_, tile, slot);
     slots_.save(target, tile, slot);
+    if (!slots_.with_stash()) continue;
+    const auto stash = slots_.stash_of(tile, slot);
+    slots_.load_stash(*store_, tile, stash);
+    slots_.save_stash(target, tile, stash);
   }
   target.commit(commit).wait();
 }
@@ -98,6 +136,9 @@ void StateIo::copy(nvme_swap::TileStore& target, const nvme_swap::CommitHeader& 
 void StateIo::verify(nvme_swap::TileStore& target) {
   for (std::uint32_t tile = 0; tile < slots_.tiles().size(); ++tile) {
     slots_.load(target, tile, staging(tile));
+    if (slots_.with_stash()) {
+      slots_.load_stash(target, tile, slots_.stash_of(tile, staging(tile)));
+    }
   }
 }
 

@@ -27,6 +27,9 @@ class StateIo {
   void initialize(const model::ParameterSource& source);
   /// Reads all tiles of the store's committed version, every checksum verified.
   void restore();
+  /// Writes the weights that the next step's passes use to the store, for the next commit. Call it
+  /// where updates are delayed, and behind the last one.
+  void keep_stash();
   /// Takes the tiles of this rank's shard from a saved state of the same blocks, whoever saved it.
   /// After `Overtaken` the state here is undefined. `part`: of the saved blocks, which are those of
   /// the whole model, the part that this rank has; null: all.
@@ -57,6 +60,13 @@ class StateIo {
   void restore_parameters(std::uint32_t tile);
   /// Writes the 16-bit parameters of the slot, or in format fp32 those rounded from its masters.
   void write_parameters(std::uint32_t tile, std::span<std::byte> slot, std::byte* target) const;
+  void restore_stash();
+  /// Returns where the stash of a tile is, on the device and on the host; one of them is empty.
+  struct Stash {
+    offload::DeviceSpan<std::byte> device;
+    std::span<std::byte> host;
+  };
+  [[nodiscard]] Stash stash_of(std::uint32_t tile) const;
   void upload_residents();
   void gather_residents(std::uint32_t block);
 

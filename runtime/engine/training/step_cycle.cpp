@@ -57,6 +57,7 @@ void StepCycle::resume() {
       "next step uses those before them; start a new run --from it, which begins with the newest");
   state_ = commits_.resume();
   state_io_.restore();
+  decided_.stash_due = !delays_updates();  // a stash has come with the state
   if (!engine_.state_store().resume_at) return;
   // No rank gives up a commit before the state of all of them has been read and is sound.
   engine_.ranks().barrier();
@@ -77,6 +78,7 @@ void StepCycle::take(const SavedState& source) {
   const std::optional<model::PartMap> part = part_map(engine_);
   state_io_.adopt(source, part ? &*part : nullptr);
   has_versions_ = is_full_ = false;
+  decided_.stash_due = true;
   ahead_ = Ahead::none;
   state_ = source.state();
 }
@@ -118,6 +120,7 @@ const Executor& StepCycle::run(Executor& executor) {
 
 /// `writes`: by the list that is about to run.
 void StepCycle::prepare(Commit commit, Writes writes) {
+  if (delays_updates()) writes = Writes::some;  // no list writes the stash
   decided_.disk = commits_.decide(state_, decided_.update, commit, writes);
   decided_.commit.step = StepIndex{state_.step};
   encode(state_, saved_rank_, decided_.commit.payload);
@@ -158,9 +161,19 @@ Executor& StepCycle::list_of_step(Ahead leaves) const {
   return speculates ? *lists.speculating : *lists.step;
 }
 
+/// A commit has the stash of the next step, which no list writes: it is made here. A step that is
+/// not delayed uses a stash of the newest weights.
+void StepCycle::begin_beside_update() {
+  if (commits_next() || commits_.copying()) commit();
+  if (state_.step + 1 >= engine_.options().delayed_from) return;
+  flush(Commit::no);
+  decided_.stash_due = true;
+}
+
 /// Inside this list the previous step's update lands, and with it that step becomes committable.
 const Executor& StepCycle::run_step(float loss_gradient_scale, Speculate speculate) {
   decided_.loss_gradient_scale = loss_gradient_scale;
+  if (delays_updates()) begin_beside_update();
   if (engine_.workload().stale.stays_full() && !is_full_) fill();
   prepare(commits_next() ? Commit::yes : Commit::no, has_kept() ? Writes::some : Writes::all);
   const bool speculates = speculate == Speculate::yes && may_speculate();
@@ -175,8 +188,8 @@ const Executor& StepCycle::run_step(float loss_gradient_scale, Speculate specula
 }
 
 const Executor& StepCycle::flush(Commit commit) {
-  const bool in_step = commits_.in_step();
-  const bool due = (commit == Commit::yes && in_step) || evaluation_commits();
+  const bool in_step = commits_.in_step() && !delays_updates();
+  const bool due = (commit == Commit::yes && in_step) || (in_step && evaluation_commits());
   prepare(due ? Commit::yes : Commit::no, in_step && !has_kept() ? Writes::all : Writes::some);
   const bool committed = decided_.disk.commits;
   const Executor& executor = run(has_kept() ? *next().flush_behind : *next().flush);
@@ -201,11 +214,19 @@ void StepCycle::snapshot() {
   if (committed) await_all_ranks();
 }
 
+/// The next commit has it; one that is there already has its own.
+void StepCycle::keep_stash() {
+  if (commits_.committed_step() == state_.step) return;
+  engine_.actions().forget_staged();
+  state_io_.keep_stash();
+}
+
 void StepCycle::commit() {
   const bool commits = engine_.placement().commits;
   flush(commits ? Commit::yes : Commit::no);
   if (!commits) return;
-  if (!commits_.in_step()) snapshot();
+  if (delays_updates()) keep_stash();
+  if (delays_updates() || !commits_.in_step()) snapshot();
   commits_.complete_copy();
 }
 

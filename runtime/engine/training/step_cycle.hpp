@@ -68,7 +68,9 @@ class StepCycle {
 
   // Lists. These return the executor that has run, with its timings.
 
-  /// Runs the list of a step, and with it the pending update; then no update is pending.
+  /// Runs the list of a step, and with it the pending update; then no update is pending. Where
+  /// updates are delayed, and the step is not before `TrainOptions::delayed_from`, its passes do
+  /// not wait for the update and lack it.
   /// `loss_gradient_scale`: loss scale / targets of the step; of another framework's passes, any.
   /// `speculate`: the list makes the expected update ahead, for the speculative blocks of the
   /// placement, unless what it would overwrite is not committed.
@@ -111,11 +113,14 @@ class StepCycle {
   enum class Ahead : std::uint8_t { none, undecided, kept };
 
   void settle(Ahead made);
+  [[nodiscard]] bool delays_updates() const { return engine_.workload().stale.delays_updates; }
+  void begin_beside_update();
   [[nodiscard]] bool may_speculate() const;
   [[nodiscard]] Executor& list_of_step(Ahead leaves) const;
   void resume();
   void fill();
   void snapshot();
+  void keep_stash();
   void prepare(Commit commit, Writes writes);
   void finish();
   void await_all_ranks();

@@ -126,4 +126,12 @@ StaleStage stale_stage(const Pipeline& pipeline, const FullPipeline& full, std::
   return made;
 }
 
+StaleStage delayed_updates(std::uint32_t rounds) {
+  StaleStage delayed;
+  delayed.ages.assign(rounds, 1);
+  delayed.versions = 1;
+  delayed.delays_updates = true;
+  return delayed;
+}
+
 }  // namespace spillway::plan

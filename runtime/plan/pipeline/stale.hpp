@@ -56,4 +56,8 @@ struct FullPipeline {
 [[nodiscard]] StaleStage stale_stage(const Pipeline& pipeline, const FullPipeline& full,
                                      std::uint32_t stage);
 
+/// Returns what a rank without a pipeline has of it whose passes lack the last update
+/// (ZeRO-Offload's delayed parameter update): PipeDream-2BW of one stage.
+[[nodiscard]] StaleStage delayed_updates(std::uint32_t rounds);
+
 }  // namespace spillway::plan

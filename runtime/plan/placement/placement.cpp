@@ -63,6 +63,11 @@ Bytes slot_bytes(StateFormat format, ElementCount parameters) {
   return state_bytes(format, parameters) + Bytes{round_up(narrow, kPageBytes)};
 }
 
+Bytes stash_slot_bytes(const Workload& workload, ElementCount parameters) {
+  if (!workload.stale.delays_updates) return {};
+  return Bytes{round_up(parameters.value() * size_of(workload.compute), kPageBytes)};
+}
+
 ElementCount gradient_slot_elements(const Workload& workload) {
   ElementCount largest;
   for (std::size_t b = workload.operator_tiles ? 1 : 0; b < workload.blocks.size(); ++b) {

@@ -94,6 +94,9 @@ struct MemoryItem {
 /// Bytes of a tile's slot on disk: the state and, where the master is not whole without them, the
 /// 16-bit parameters. nvme_swap/tile_store.hpp says why there are two slots.
 [[nodiscard]] Bytes slot_bytes(StateFormat format, ElementCount parameters);
+/// Bytes beside the slot of what a commit keeps of the weights before the last update, in whole
+/// pages: 0 unless updates are delayed.
+[[nodiscard]] Bytes stash_slot_bytes(const Workload& workload, ElementCount parameters);
 
 /// Bytes of one slot of each tile that has slots on disk: every tile with commits, else only tiles
 /// that live there.

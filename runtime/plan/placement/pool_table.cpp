@@ -30,11 +30,11 @@ CutSet resident_of_ranks(const PoolSizes& s, std::uint32_t) {
   return if_so(s.workload().shares_updates(), kResident);
 }
 CutSet resident_and_stashed(const PoolSizes& s, std::uint32_t) {
-  return if_so(s.workload().stale.stays_full(), kResident);
+  return if_so(s.workload().stale.stashes(), kResident);
 }
 CutSet streamed(const PoolSizes&, std::uint32_t) { return kStreamed; }
 CutSet streamed_and_stashed(const PoolSizes& s, std::uint32_t) {
-  return if_so(s.workload().stale.stays_full(), kStreamed);
+  return if_so(s.workload().stale.stashes(), kStreamed);
 }
 CutSet secondary(const PoolSizes& s, std::uint32_t block) {
   return if_so(s.workload().keeps_secondary(block), kAnyCut);
@@ -188,7 +188,10 @@ Bytes all_leaves(const SizedBuffer& b) {
 
 Bytes state_of_tile(const SizedBuffer& b) { return state_bytes(b.sizes.format(), b.elements); }
 // Both slots of a tile that is on disk, whatever its tier.
-Bytes both_slots(const SizedBuffer& b) { return slot_bytes(b.sizes.format(), b.elements) * 2U; }
+Bytes both_slots(const SizedBuffer& b) {
+  const Bytes stash = b.sizes.commits() ? stash_slot_bytes(workload_of(b), b.elements) : Bytes{};
+  return (slot_bytes(b.sizes.format(), b.elements) + stash) * 2U;
+}
 // The staging buffers also carry state to and from disk at commits and at start.
 Bytes slot_of_tile(const SizedBuffer& b) {
   return slot_bytes(b.sizes.format(), b.sizes.tile_parameters());

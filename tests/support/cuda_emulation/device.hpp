@@ -44,6 +44,7 @@ struct Operation {
 
 struct CUstream_st {
   int device = 0;
+  int priority = 0;
   std::deque<cuda_emulation::Operation> operations;
   bool held = false;      ///< runs nothing, as behind a kernel that does not end
   bool captured = false;  ///< its work goes into a graph

@@ -65,13 +65,14 @@ void Builder::pass(MicroBatches range, bool update_first) {
 
 void Builder::round(std::uint32_t round) {
   step_.round = round;
+  const bool update_first = round == 0 && !workload_.stale.delays_updates;
   if (step_.placement.order == WorkOrder::layer_major) {
-    pass({0, workload_.micro_batches}, round == 0);
+    pass({0, workload_.micro_batches}, update_first);
     return;
   }
   SPILLWAY_ASSERT(step_.placement.gradient_slots == workload_.blocks.size());
   for (std::uint32_t m = 0; m < workload_.micro_batches; ++m) {
-    pass({m, m + 1}, round == 0 && m == 0);
+    pass({m, m + 1}, update_first && m == 0);
   }
 }
 
@@ -79,7 +80,11 @@ void Builder::training() {
   if (workload_.external) return external_.training();
   if (!workload_.stage.chunks.empty()) return staged_training();
   step_.trains = true;
-  state_.find_ahead(speculation_.found);
+  if (workload_.stale.delays_updates) {
+    flush();
+  } else {
+    state_.find_ahead(speculation_.found);
+  }
   for (std::uint32_t r = 0; r < workload_.rounds; ++r) round(r);
   state_.read_ahead();
 }
@@ -100,7 +105,7 @@ void Builder::evaluation() {
 
 void Builder::flush() {
   state_.find_ahead(speculation_.found);
-  if (workload_.stale.stays_full()) {
+  if (workload_.stale.stashes()) {
     for (std::uint32_t block = 0; block < blocks(); ++block) state_.stash_block(block);
   }
   for (std::uint32_t block = 0; block < blocks(); ++block) state_.update_block(block);

@@ -117,7 +117,7 @@ class OpWriter {
   }
   /// Number of updates that the parameters in the round's passes lack.
   [[nodiscard]] std::uint32_t age() const {
-    return step_.trains && workload_.stale.stays_full() ? workload_.stale.ages[step_.round] : 0;
+    return step_.trains && workload_.stale.stashes() ? workload_.stale.ages[step_.round] : 0;
   }
   [[nodiscard]] Value parameters(std::uint32_t block) const { return parameters(block, age()); }
   [[nodiscard]] static Value parameters(std::uint32_t block, std::uint32_t age) {
