@@ -217,7 +217,6 @@ void StepCycle::snapshot() {
 /// The next commit has it; one that is there already has its own.
 void StepCycle::keep_stash() {
   if (commits_.committed_step() == state_.step) return;
-  engine_.actions().forget_staged();
   state_io_.keep_stash();
 }
 
