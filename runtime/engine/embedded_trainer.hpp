@@ -71,7 +71,9 @@ struct FrozenTensor {
   /// As a parameter's: a part of the model may be wholly frozen. Of no part: it stays on the
   /// device.
   std::optional<std::uint32_t> unit{};
-  const std::byte* values = nullptr;  ///< [bytes] at the start, read by the constructor alone
+  /// [bytes] at the start, read by the constructor alone. Null: the framework writes where the
+  /// tensor is kept, before the first pass.
+  const std::byte* values = nullptr;
 };
 
 /// What becomes of a parameter that got no gradient before `step`.

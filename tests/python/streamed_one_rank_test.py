@@ -3,6 +3,10 @@ process, and so on the emulated GPU too."""
 import pytest
 import torch
 import torch.distributed as dist
+from quantized_layers import KINDS
+from quantized_test import BUDGET, equal, trained
+from quantized_test import make as quantized
+from quantized_test import train as train_adapters
 from streaming_test import batch, freeze, model_of_blocks, same, train
 
 from spillway.torch import OffloadedAdamW, offload_model
@@ -42,3 +46,13 @@ def test_a_rank_has_the_bits_of_a_model_that_stays(group, dtype, options):
                 model(batch(7).to(dtype))
     optimizer.synchronize()
     assert same(stays, streamed)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_rank_has_the_bits_of_a_quantized_base_that_stays(group, kind):
+    stays, streamed = quantized(kind), quantized(kind)
+    offload_model(streamed, BUDGET)
+    expected = train_adapters(stays, OffloadedAdamW(trained(stays), lr=1e-2), range(3))
+    equal(expected, train_adapters(
+        streamed, OffloadedAdamW(trained(streamed), lr=1e-2, process_group=group), range(3)))
+    equal([trained(stays)], [trained(streamed)])

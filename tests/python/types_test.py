@@ -18,7 +18,7 @@ import spillway
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PACKAGE = pathlib.Path(spillway.__file__).parent
 # DeepSpeed, which deepspeed_loop.py runs with too, has no types.
-PROGRAMS = ("fine_tune", "huggingface_trainer", "pytorch_loop", "ranks_loop")
+PROGRAMS = ("fine_tune", "huggingface_trainer", "pytorch_loop", "quantized_base", "ranks_loop")
 
 # What fragments of the documents take for granted.
 GIVEN = """
@@ -42,12 +42,14 @@ IMPORTS = {**{name: f"import {name}" for name in ("jax", "optax", "torch", "tran
            "spillway": "import spillway.torch",
            **{name: f"from spillway.torch import {name}" for name in (
                "OffloadedAdamW", "offload_model")},
+           **{name: f"from peft import {name}" for name in ("LoraConfig", "get_peft_model")},
            "SpillwayTrainer": "from spillway.huggingface import SpillwayTrainer",
            **{name: f"from given import {name}" for name in re.findall(
                r"^(?:def )?(\w+)[:(]", GIVEN, re.MULTILINE)}}
 
 # Functions that PyTorch, transformers and JAX do not annotate whole, and rules that follow from it.
-PARTLY_KNOWN = {"backward", "from_config", "grad", "jit", "manual_seed", "save_pretrained", "train"}
+PARTLY_KNOWN = {"backward", "from_config", "from_pretrained", "grad", "jit", "manual_seed",
+                "save_pretrained", "train"}
 FOLLOWING = ("reportUnknownArgumentType", "reportUnknownVariableType")
 
 

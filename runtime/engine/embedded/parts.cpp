@@ -26,10 +26,6 @@ EmbeddedLayout layout_of(const EmbeddedOptions& options,
     check(parameter.values != nullptr, ErrorCode::invalid_argument,
           fmt::format("parameter \"{}\" has no values to start from", parameter.name));
   }
-  for (const FrozenTensor& tensor : frozen) {
-    check(tensor.values != nullptr, ErrorCode::invalid_argument,
-          fmt::format("\"{}\" is frozen and has no values", tensor.name));
-  }
   return layout;
 }
 
@@ -110,6 +106,7 @@ EmbeddedParts::EmbeddedParts(const EmbeddedOptions& wanted,
   for (const ParameterRange& each : layout.ranges) values.clear_padding(each);
   cycle.initialize(ValuesSource(options.dtype, layout.ranges, parameters));
   for (std::size_t i = 0; i < frozen.size(); ++i) {
+    if (frozen[i].values == nullptr) continue;
     if (options.frozen_pages && frozen[i].unit) continue;  // it is there
     values.write_frozen(layout.frozen[i], {frozen[i].values, frozen[i].bytes.value()});
   }

@@ -17,9 +17,6 @@ namespace spillway::python {
 
 /// An array of any element type in host memory, in one piece: a tensor of PyTorch, numpy or JAX.
 using Array = nanobind::ndarray<nanobind::ro, nanobind::c_contig, nanobind::device::cpu>;
-/// One of bytes, whatever they mean.
-using ByteArray = nanobind::ndarray<const std::uint8_t, nanobind::ndim<1>, nanobind::c_contig,
-                                    nanobind::device::cpu>;
 using Wide = nanobind::ndarray<float, nanobind::ndim<1>, nanobind::c_contig, nanobind::device::cpu>;
 using ConstSums =
     nanobind::ndarray<const double, nanobind::ndim<1>, nanobind::c_contig, nanobind::device::cpu>;

@@ -35,8 +35,8 @@ class Trainer {
   /// A parameter's name, its group, its values at the start and its unit.
   using Parameter = std::tuple<std::string, std::uint32_t, Array, std::optional<std::uint32_t>>;
 
-  /// A frozen tensor's name, its values at the start as bytes, and its unit.
-  using Frozen = std::tuple<std::string, ByteArray, std::optional<std::uint32_t>>;
+  /// A frozen tensor's name, its bytes, and its unit. Its values are written to `frozen_values`.
+  using Frozen = std::tuple<std::string, std::uint64_t, std::optional<std::uint32_t>>;
 
   Trainer(const EmbeddedOptions& options, const std::vector<Parameter>& parameters,
           const std::vector<Frozen>& frozen);
@@ -82,11 +82,8 @@ Trainer::Trainer(const EmbeddedOptions& options, const std::vector<Parameter>& p
   }
   std::vector<engine::FrozenTensor> never_updated;
   never_updated.reserve(frozen.size());
-  for (const auto& [name, array, unit] : frozen) {
-    never_updated.push_back({.name = name,
-                             .bytes = Bytes{array.size()},
-                             .unit = unit,
-                             .values = reinterpret_cast<const std::byte*>(array.data())});
+  for (const auto& [name, bytes, unit] : frozen) {
+    never_updated.push_back({.name = name, .bytes = Bytes{bytes}, .unit = unit});
   }
   const Unlocked unlocked;
   held_->trainer = std::make_unique<EmbeddedTrainer>(options, registered, never_updated);
@@ -340,6 +337,8 @@ void add_state(nb::class_<Trainer>& trainer) {
              }
              return items;
            })
+      .def_prop_ro("uploaded",
+                   [](const Trainer& self) { return self.native().use().uploaded.value(); })
       .def_prop_ro("steps", [](const Trainer& self) { return self.native().steps(); })
       .def_prop_rw(
           "updates", [](const Trainer& self) { return self.native().updates(); },
@@ -391,7 +390,7 @@ void add_trainer(nb::module_& module) {
       nb::arg("options"), nb::arg("parameters"), nb::arg("frozen") = std::vector<Trainer::Frozen>{},
       nb::sig("def __init__(self, options: TrainerOptions, "
               "parameters: collections.abc.Sequence[tuple[str, int, object, int | None]], "
-              "frozen: collections.abc.Sequence[tuple[str, object, int | None]] = ()) -> None"));
+              "frozen: collections.abc.Sequence[tuple[str, int, int | None]] = ()) -> None"));
   add_values(trainer);
   add_steps(trainer);
   add_state(trainer);

@@ -12,6 +12,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from spillway.errors import DoesNotFitError, InvalidArgumentError
 from spillway.torch._copies import Copy, Lanes, Started
 from spillway.torch._pinned import pinned_memory
+from spillway.torch._quantized import is_wrapper
 
 #: A tensor of fewer bytes stays on the device: its copy would take longer than it spares.
 LEAST = 4096
@@ -144,7 +145,8 @@ class Activations:
         def watched(*args: Any, **kwargs: Any) -> Any:
             if self._depth == 0:
                 self._staying = {tensor.untyped_storage().data_ptr()
-                                 for tensor in (*model.parameters(), *model.buffers())}
+                                 for tensor in (*model.parameters(), *model.buffers())
+                                 if not is_wrapper(tensor)}
                 self._newest.clear()
                 self._renumber()
             self._depth += 1
@@ -163,7 +165,7 @@ class Activations:
         self._order = [weakref.ref(kept) for kept in alive]
 
     def _pack(self, tensor: torch.Tensor) -> torch.Tensor | _View:
-        if tensor.layout != torch.strided:
+        if is_wrapper(tensor) or tensor.layout != torch.strided:
             return tensor
         storage = tensor.untyped_storage()
         if (tensor.nbytes < LEAST or storage.nbytes() > 4 * tensor.nbytes

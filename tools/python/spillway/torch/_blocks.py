@@ -1,6 +1,8 @@
 """Blocks of a model, which pass through the device one after the other."""
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 
 from spillway.errors import InvalidArgumentError
@@ -22,10 +24,10 @@ def find_blocks(model: torch.nn.Module) -> list[torch.nn.Module]:
     return best
 
 
-def units_of(model: torch.nn.Module,
-             blocks: list[torch.nn.Module]) -> dict[torch.nn.Parameter, int | None]:
+def units_of(model: torch.nn.Module, blocks: list[torch.nn.Module],
+             others: Collection[int | None] = ()) -> dict[torch.nn.Parameter, int | None]:
     """Returns the number of the block that each parameter of a model is in; None where that is
-    none, or are several."""
+    none, or are several. Each block has parameters of its own, or is one of `others`."""
     if not blocks:
         raise InvalidArgumentError(
             "no blocks were found: the model has no ModuleList of at least two modules of one "
@@ -41,7 +43,7 @@ def units_of(model: torch.nn.Module,
                 owners.setdefault(parameter, []).append(None)
     units = {parameter: found[0] if len(set(found)) == 1 else None
              for parameter, found in owners.items()}
-    for unit in sorted(set(range(len(blocks))) - set(units.values())):
+    for unit in sorted(set(range(len(blocks))) - {*units.values(), *others}):
         raise InvalidArgumentError(
             f"block {unit} has no parameters of its own; leave it out of blocks")
     return units

@@ -15,7 +15,8 @@ from spillway._paths import Path, Paths, folders_of, name_or_path
 from spillway.errors import InvalidArgumentError, NotSupportedError, in_names_of_python
 from spillway.reports import Document, size_text
 from spillway.torch._blocks import find_blocks, units_of
-from spillway.torch._registered import DTYPES, freed_values
+from spillway.torch._quantized import Quantized, inner_tensors, is_wrapper
+from spillway.torch._registered import DTYPES, freed_values, memory_beside
 
 _SHORTER = {"fp32": ("split", "bf16", "int8"), "split": ("bf16", "int8"), "bf16": ("int8",)}
 _ANY_FOLDER = "/"  # where nothing is written: what state on disk would leave in memory
@@ -100,7 +101,11 @@ class _Model:
             raise InvalidArgumentError(
                 f"plan is given {model!r}, of type {type(model).__name__}, where a "
                 "torch.nn.Module is expected: give it the model")
-        units = {} if blocks is None else units_of(model, blocks)
+        quantized = None if blocks is None else Quantized(model, blocks)
+        units = {}
+        if quantized is not None:
+            quantized.check_blocks()
+            units = units_of(model, blocks, quantized.units())
         names = {parameter: name for name, parameter in model.named_parameters()}
         self.trained: dict[torch.dtype, list[tuple[str, int, int, int | None]]] = defaultdict(list)
         seen: set[torch.Tensor] = set()
@@ -120,16 +125,17 @@ class _Model:
                 self.values[kind].append(parameter)
         if not seen:
             raise InvalidArgumentError("there is nothing to train: no parameter needs gradients")
-        if blocks is not None and len(self.trained) > 1:
-            raise NotSupportedError("what is trained of an offloaded model is of one element type; "
-                                    "give dtype=")
-        frozen = [(name, _bytes(parameter, dtype), units.get(parameter))
-                  for parameter, name in names.items()
-                  if parameter not in seen and parameter.numel()]
-        self.frozen = [] if blocks is None else frozen
-        self.beside = sum(_bytes(buffer, dtype) for buffer in model.buffers())
-        if blocks is None:
-            self.beside += sum(count for _, count, _ in frozen)
+        self.streamed = None if blocks is None else _streamed(self.trained)
+        frozen = {tensor: (name, _bytes(tensor, dtype), units.get(tensor))
+                  for tensor, name in names.items() if tensor not in seen and tensor.numel()}
+        buffers = {tensor: _bytes(tensor, dtype) for tensor in model.buffers()}
+        if quantized is None:
+            self.frozen = []
+            self.beside = sum(buffers.values()) + sum(count for _, count, _ in frozen.values())
+            return
+        self.frozen = [each for tensor, each in frozen.items() if not quantized.has(tensor)]
+        self.frozen += [(part.name, part.bytes, part.unit) for part in quantized.parts]
+        self.beside = sum(count for tensor, count in buffers.items() if not quantized.has(tensor))
 
     def parts(self, settings: dict[str, Any], place: torch.device) -> list[Any]:
         """Returns the forecast of each shard."""
@@ -140,6 +146,11 @@ class _Model:
 
     def _part(self, kind: torch.dtype, parameters: list[tuple[str, int, int, int | None]],
               settings: dict[str, Any], place: torch.device) -> Any:
+        if self.streamed is not None:
+            others = sum(count * other.itemsize for other, each in self.trained.items()
+                         for _, _, count, _ in each if other != self.streamed)
+            settings = {**settings, "device_memory": None if kind != self.streamed else
+                        memory_beside(settings["device_memory"], others)}
         options = trainer_options(settings, DTYPES[kind])
         options.freed_values = freed_values(self.values[kind], place)
         if place.type == "cuda":
@@ -148,7 +159,18 @@ class _Model:
         groups = sorted({group for _, group, _, _ in parameters})
         options.groups = [native.Group() for _ in groups]
         return native.Forecast(options, [(name, groups.index(group), count, unit)
-                                         for name, group, count, unit in parameters], self.frozen)
+                                         for name, group, count, unit in parameters],
+                               self.frozen if kind == self.streamed else [])
+
+
+def _streamed(trained: dict[torch.dtype, list[tuple[str, int, int, int | None]]]) -> torch.dtype:
+    """Returns the element type of what is trained in blocks, or the first one."""
+    of_blocks = [kind for kind, parameters in trained.items()
+                 if any(unit is not None for _, _, _, unit in parameters)]
+    if len(of_blocks) > 1:
+        raise NotSupportedError("what is trained of the blocks of an offloaded model is of one "
+                                "element type; give dtype=")
+    return (of_blocks or list(trained))[0]
 
 
 def _groups(model: torch.nn.Module, params: Iterable[Any] | None) -> list[list[torch.Tensor]]:
@@ -164,6 +186,8 @@ def _groups(model: torch.nn.Module, params: Iterable[Any] | None) -> list[list[t
 
 
 def _bytes(tensor: torch.Tensor, dtype: torch.dtype | None) -> int:
+    if is_wrapper(tensor):
+        return sum(inner.nbytes for _, inner in inner_tensors(tensor, ""))
     kind = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
     return tensor.numel() * kind.itemsize
 

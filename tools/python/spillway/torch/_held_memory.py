@@ -10,6 +10,7 @@ from spillway.errors import InvalidArgumentError, NotSupportedError
 from spillway.torch._beside import Beside
 from spillway.torch._registered import (
     Registered,
+    check_frozen,
     check_memory,
     check_parameter,
     may_be_shared,
@@ -76,9 +77,9 @@ class HeldMemory:
         raise NotImplementedError
 
     def watch_data(self) -> None:
-        """Begins to notice what is written there."""
+        """Begins to notice what is written there, but for tensors that are no parameters."""
         watch([(index, parameter) for index, parameter in enumerate(self._parameters)
-               if self._hides_writes(index)], self)
+               if isinstance(parameter, torch.nn.Parameter) and self._hides_writes(index)], self)
 
     def note_taken(self, index: int) -> None:
         """Notes that the program has `data` of a parameter, and may write it."""
@@ -221,7 +222,8 @@ class HeldMemory:
         parameter, memory = self._parameters[index], self._memory[index]
         if parameter.data_ptr() == memory.data_ptr():
             return
-        check_parameter(self.entries[index])
+        check = check_parameter if index < self._trained else check_frozen
+        check(self.entries[index])
         was, now = ((tensor.dtype, tensor.device, tensor.shape) for tensor in (memory, parameter))
         if was != now:
             raise InvalidArgumentError(

@@ -17,7 +17,8 @@ def order_of(tensor: torch.Tensor) -> Order:
 
 def flattened(tensor: torch.Tensor, order: Order) -> torch.Tensor:
     """Returns the elements in this order: a view where they lie so."""
-    return (tensor if order is None else tensor.permute(order)).contiguous().view(-1)
+    whole = (tensor if order is None else tensor.permute(order)).contiguous()
+    return whole.as_strided((whole.numel(),), (1,))  # a single one may have any stride
 
 
 def shaped(flat: torch.Tensor, like: torch.Tensor, order: Order) -> torch.Tensor:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from spillway._load import native
 from spillway.errors import InvalidArgumentError, NotSupportedError
 from spillway.torch._taken_data import data_of
 
@@ -95,6 +96,11 @@ def freed_values(parameters: Iterable[torch.Tensor], place: torch.device) -> int
         return 0
     return sum(parameter.nbytes for parameter in parameters
                if parameter.device.type == "cpu" and not may_be_shared(parameter))
+
+
+def memory_beside(device_memory: str, others: int) -> str:
+    """Returns what is left of a budget beside that many bytes."""
+    return str(max(native.parse_bytes(device_memory) - others, 0)) if others else device_memory
 
 
 def check_memory(parameters: list[Registered], others: Iterable[Others] = ()) -> None:

@@ -20,13 +20,14 @@ from spillway.torch._registered import (
     check_parameter,
     check_unshared,
     may_be_shared,
+    memory_beside,
     names_of,
 )
 from spillway.torch._rounds import Rounds
 from spillway.torch._shard import Shard
 from spillway.torch._state import WithState
 from spillway.torch._streamed_partition import StreamedPartition
-from spillway.torch.streaming import place_of, streaming_of, unit_of
+from spillway.torch.streaming import Streaming, place_of, streaming_of, unit_of
 
 
 class WithRegistration(WithState):
@@ -102,8 +103,13 @@ class WithRegistration(WithState):
         check_format(short, torch.bfloat16 in kinds, "convert the model: model.to(torch.bfloat16)")
         with self._all_or_none():
             hold(self, [entry.parameter for entries in new.values() for entry in entries])
-            for (_, place), entries in new.items():
-                self._add_shard(entries, place)
+            beside: dict[Any, int] = defaultdict(int)  # bytes outside of blocks, by their streaming
+            ordered = sorted(new.items(), key=lambda item: not _is_of_blocks(item[1]))
+            for _, entries in ordered[1:]:
+                streaming = streaming_of([entry.parameter for entry in entries])
+                beside[streaming] += sum(entry.parameter.nbytes for entry in entries)
+            for (_, place), entries in ordered:
+                self._add_shard(entries, place, beside)
 
     def _check_absent(self) -> None:
         """Raises for a gradient of a frozen parameter, which torch's optimizers would take."""
@@ -115,19 +121,19 @@ class WithRegistration(WithState):
                     "(requires_grad is False), so that it has no state: set requires_grad=True, or "
                     "its grad to None")
 
-    def _add_shard(self, entries: list[Registered], place: torch.device) -> None:
+    def _add_shard(self, entries: list[Registered], place: torch.device,
+                   beside: dict[Any, int]) -> None:
         hyperparameters = {entry.group: self._hyperparameters(entry.group, 0) for entry in entries}
         options = self._trainer_options(entries[0].parameter.dtype)
         streaming = streaming_of([entry.parameter for entry in entries])
         frozen: list[Registered] = []
+        if streaming is not None and streaming.is_kept_by(*self._shards):
+            _check_beside(entries, streaming)
+            streaming = None  # of another element type than blocks: these stay on the device
         if streaming is not None:
-            if any(streaming.is_kept_by(shard) for shard in self._shards):
-                raise NotSupportedError(
-                    f"{entries[0].name} of an offloaded model is trained since the optimizer was "
-                    "made, or is of another element type; make the optimizer again, with "
-                    "parameters of one element type")
             if self._ranks is None:
-                options.device_memory = streaming.device_memory
+                options.device_memory = memory_beside(streaming.device_memory,
+                                                      beside[streaming])
                 options.host_link_gbps = streaming.host_link_gbps
             frozen = streaming.frozen()
             check_memory([*entries, *frozen])
@@ -159,3 +165,19 @@ class WithRegistration(WithState):
             options.nvme = [os.path.join(folder, f"rank{self._ranks.rank}")
                             for folder in options.nvme]
         return options
+
+
+def _is_of_blocks(entries: list[Registered]) -> bool:
+    """Whether one of the parameters is streamed."""
+    return any(entry.unit is not None for entry in entries)
+
+
+def _check_beside(entries: list[Registered], streaming: Streaming) -> None:
+    """Raises unless parameters of an offloaded model can stay on the device beside those that its
+    first trainer has."""
+    for entry in entries:
+        if entry.unit is not None or streaming.keeps(entry.parameter):
+            raise NotSupportedError(
+                f"{entry.name} of an offloaded model is trained since the optimizer was made, or "
+                "is of a block and of another element type than others that are trained; make the "
+                "optimizer again, with parameters of blocks of one element type")

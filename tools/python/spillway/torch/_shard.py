@@ -17,6 +17,9 @@ from spillway.torch._registered import Registered, freed_values, references_of
 from spillway.torch._uncut import uncut
 
 
+_FREED = 64 << 20  #: bytes that are freed before the system has them again
+
+
 def in_memory(elements: int) -> torch.Tensor:
     """Returns fp32 elements, whatever the program has made torch's default of types and devices."""
     return torch.empty(elements, dtype=torch.float32, device="cpu")
@@ -54,9 +57,8 @@ class Shard(Held):
                 (name_with(entry.name, order), self.groups.index(entry.group),
                  flattened(entry.parameter.detach().cpu(), order), entry.unit)
                 for entry, order in zip(parameters, self._orders, strict=False)], [
-                (entry.name, flattened(entry.parameter.detach().cpu(), order).view(torch.uint8),
-                 entry.unit)
-                for entry, order in zip(frozen, self._orders[len(parameters):], strict=True)])
+                (entry.name, entry.parameter.nbytes, entry.unit) for entry in frozen])
+        self._move_frozen()
         self._hold([self._map(index) for index in range(len(self.entries))])
         if self._defers:
             register(self._parameters[:self._trained], self)
@@ -86,6 +88,20 @@ class Shard(Held):
         parameter = self._parameters[index]
         return shaped(torch.from_dlpack(values).view(parameter.dtype), parameter,
                       self._orders[index])
+
+    def _move_frozen(self) -> None:
+        """Moves what nobody trains one tensor after the other, each of which is free then: the
+        model is never there twice."""
+        freed = 0
+        for index in range(self._trained, len(self.entries)):
+            parameter = self._parameters[index]
+            torch.from_dlpack(self.trainer.frozen_values(index - self._trained)).copy_(
+                flattened(parameter.detach(), self._orders[index]).view(torch.uint8))
+            parameter.data = self._map(index)
+            freed += parameter.nbytes
+            if freed > _FREED:
+                native.release_freed_memory()
+                freed = 0
 
     def _map(self, index: int) -> torch.Tensor:
         """The trainer's values of a parameter, in its shape and without a copy."""

@@ -11,6 +11,7 @@ import torch
 from spillway._load import native
 from spillway.errors import InvalidArgumentError, NotSupportedError
 from spillway.torch._device import device_of
+from spillway.torch._layout import flattened
 from spillway.torch._machine import MachineMemory
 from spillway.torch._machine_layout import MachineLayout
 from spillway.torch._partition import Partition
@@ -103,9 +104,14 @@ class StreamedPartition(Partition):
                       [(layout.first_of_units, layout.size - layout.first_of_units)])
         self._place.configure(options)
         with self._place.current():
-            return native.Trainer(options, [("no parameter", 0, in_memory(1).zero_(), None)], [
-                (self.entries[slot.index].name, memory.shared(slot.first, slot.size, torch.uint8),
-                 self.entries[slot.index].unit) for slot in layout.slots])
+            viewer = native.Trainer(options, [("no parameter", 0, in_memory(1).zero_(), None)], [
+                (self.entries[slot.index].name, slot.size, self.entries[slot.index].unit)
+                for slot in layout.slots])
+        for slot in layout.slots:  # those of units are there
+            if self.entries[slot.index].unit is None:
+                torch.from_dlpack(viewer.frozen_values(slot.number)).copy_(
+                    memory.shared(slot.first, slot.size, torch.uint8))
+        return viewer
 
     def _make_own(self, hyperparameters: dict[int, Any], options: Any,
                   place: torch.device) -> Shard:
@@ -123,7 +129,7 @@ class StreamedPartition(Partition):
 
     def _raw(self, index: int) -> torch.Tensor:
         """The bytes of a parameter as the program sees it."""
-        return self._parameters[index].detach().contiguous().view(-1).view(torch.uint8)
+        return flattened(self._parameters[index].detach(), None).view(torch.uint8)
 
     def _shared(self, index: int) -> torch.Tensor:
         """The elements of a parameter in memory of the machine."""

@@ -6,7 +6,7 @@ import gc
 import math
 import weakref
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.autograd import Variable
@@ -16,7 +16,9 @@ from spillway._load import native
 from spillway.errors import InvalidArgumentError, NotSupportedError
 from spillway.torch._activations import Activations
 from spillway.torch._blocks import find_blocks, units_of
+from spillway.torch._quantized import Followers, Quantized
 from spillway.torch._registered import Registered, check_frozen, check_untransformed, references_of
+from spillway.torch._saved_places import Places
 from spillway.torch._shard import Shard
 from spillway.torch._uncut import uncut
 
@@ -121,24 +123,6 @@ def _top_hooks() -> tuple[Any, Any]:
     return (None, None) if top is None else top
 
 
-class _Passed(NamedTuple):
-    """What other hooks keep of a tensor."""
-
-    packed: Any
-    unpack: Any
-
-
-class _Saved(NamedTuple):
-    """What autograd keeps of a tensor that lies in a streamed parameter."""
-
-    unit: int
-    place: int  # of the parameter in its unit
-    changes: tuple[int, int]  # of the parameter so far
-    offset: int
-    size: torch.Size
-    stride: tuple[int, ...]
-
-
 class Streaming:
     """Enters and leaves the units of one model, which are its blocks."""
 
@@ -150,12 +134,23 @@ class Streaming:
         self.host_link_gbps: float | None = host_link_gbps
         self.activations: Activations | None = activations
         self._model = weakref.ref(model)
-        self._names = {parameter: name for name, parameter in model.named_parameters()}
-        self._parameters: list[list[torch.nn.Parameter]] = [[] for _ in blocks]
-        for parameter, unit in units_of(model, blocks).items():
-            parameter._spillway_streaming = (self, unit)
-            if unit is not None:
-                self._parameters[unit].append(parameter)
+        self._quantized = Quantized(model, blocks)
+        self._quantized.check_blocks()
+        self._quantized.own()
+        parts = self._quantized.parts
+        self._names: dict[torch.Tensor, str] = {
+            parameter: name for name, parameter in model.named_parameters()
+            if not self._quantized.wraps(parameter)} | {part.tensor: part.name for part in parts}
+        self._parameters: list[list[torch.Tensor]] = [[] for _ in blocks]
+        units = units_of(model, blocks, self._quantized.units())
+        for tensor, unit in (*units.items(), *((part.tensor, part.unit) for part in parts)):
+            tensor._spillway_streaming = (self, unit)
+            if unit is not None and not self._quantized.wraps(tensor):
+                self._parameters[unit].append(tensor)
+        self._followers = [Followers(self._quantized, unit, self._parameters[unit])
+                           for unit in range(len(blocks))]
+        self._quantized_units = self._quantized.quantized_units()
+        self._places = Places(self)
         self._shard: Shard | None = None
         self.until_trained: Any = None  # keeps the parameters until an optimizer trains them
         self._indices: list[list[int]] = []
@@ -180,7 +175,8 @@ class Streaming:
             return
         empty = (parameter for parameter in model.parameters() if not parameter.numel())
         for tensor in (*model.buffers(), *empty):
-            tensor.data = tensor.data.to(device)
+            if not self._quantized.has(tensor):
+                tensor.data = tensor.data.to(device)
 
     def settle(self) -> None:
         """Waits for saved activations that are on their way to the host or back."""
@@ -200,9 +196,13 @@ class Streaming:
         """The number of units."""
         return len(self._parameters)
 
-    def is_kept_by(self, shard: Shard) -> bool:
-        """Whether `shard` keeps the model's parameters."""
-        return self._shard is shard
+    def is_kept_by(self, *shards: Any) -> bool:
+        """Whether one of `shards` keeps the model's parameters."""
+        return any(self._shard is shard for shard in shards)
+
+    def keeps(self, parameter: torch.Tensor) -> bool:
+        """Whether what keeps the model's parameters has this one, frozen or not."""
+        return any(entry.parameter is parameter for entry in self._shard.entries)
 
     def has_keeper(self) -> bool:
         """Whether an optimizer keeps the model's parameters, so that passes can run."""
@@ -225,6 +225,8 @@ class Streaming:
                             for parameters in self._parameters]
         self._indices = [[places[parameter] for parameter in parameters]
                          for parameters in self._parameters]
+        for followers in self._followers:
+            followers.leave()
         self._shard = shard
 
     def detach(self) -> None:
@@ -245,9 +247,11 @@ class Streaming:
                 if self._inside != unit:
                     self._enter(unit, backward=recomputes)
                 pack, unpack = _top_hooks()
-                with saved_tensors_hooks(lambda tensor: self._pack(tensor, pack, unpack),
-                                         self._unpack):
+                with saved_tensors_hooks(lambda tensor: self._places.pack(tensor, (pack, unpack)),
+                                         self._places.unpack):
                     result = forward(*args, **kwargs)
+                if unit in self._quantized_units:
+                    self._places.note_functions(unit, result, (args, kwargs))
                 is_whole = True
                 return result
             finally:
@@ -286,6 +290,7 @@ class Streaming:
                 memory = self._shard.device_view(index)
                 self._uses.append(references_of(memory))
                 self._kept.append((self._shard.swap(index, memory), self._shard.writes[index]))
+            self._followers[unit].enter()
 
     def leave(self, is_whole: bool = False) -> None:
         """Ends the pass of the unit that was entered last, if it has not ended. Raises if one that
@@ -295,10 +300,12 @@ class Streaming:
         memory: list[torch.Tensor] = []  # on the device, the last parameter's first
         with uncut():
             unit = self._inside
+            self._followers[unit].restore()
             while self._kept:
                 memory.append(self._shard.swap(self._indices[unit][len(self._kept) - 1],
                                                *self._kept[-1]))
                 self._kept.pop()
+            self._followers[unit].leave()
             self._inside = None
             if self.activations is not None:
                 self.activations.end_block()
@@ -319,42 +326,26 @@ class Streaming:
                                                                strict=True))
                 if references_of(each) > uses]
 
-    def _pack(self, tensor: torch.Tensor, pack: Any,
-              unpack: Any) -> torch.Tensor | _Saved | _Passed:
-        """Keeps a place instead of a tensor where that is another unit's soon; leaves other tensors
-        to the hooks around the block."""
-        address = tensor.data_ptr()
-        for place, parameter in enumerate(self._parameters[self._inside]):
-            offset = address - parameter.data_ptr()
-            if tensor.dtype == parameter.dtype and 0 <= offset < max(parameter.nbytes, 1):
-                return _Saved(self._inside, place, self._changes(self._inside, place),
-                              offset // tensor.element_size(), tensor.shape, tensor.stride())
-            if 0 <= offset < parameter.nbytes:  # of another type, such as view_as_complex
-                tensor = tensor.clone()
-                break
-        return tensor if pack is None else _Passed(pack(tensor), unpack)
+    # What Places asks.
 
-    def _unpack(self, saved: torch.Tensor | _Saved | _Passed) -> torch.Tensor:
-        if isinstance(saved, torch.Tensor):
-            return saved
-        if isinstance(saved, _Passed):
-            return saved.unpack(saved.packed)
-        if torch.is_grad_enabled():
-            raise NotSupportedError(
-                "create_graph=True goes through a streamed block: the graph of the second "
-                "derivative would keep parameters that leave the device; compute it with a model "
-                "that is not offloaded, or with functions that use no parameter of a block")
-        if self._inside != saved.unit:
-            self._enter(saved.unit, backward=True)
-        if self._changes(saved.unit, saved.place) != saved.changes:
-            name = self._names[self._parameters[saved.unit][saved.place]]
-            raise InvalidArgumentError(
-                f"{name} was written, or step() was called, between a forward pass and its backward"
-                " pass, which needs the values of before: run the forward pass again")
-        whole = self._parameters[saved.unit][saved.place].detach()
-        return whole.as_strided(saved.size, saved.stride, whole.storage_offset() + saved.offset)
+    def entered(self) -> int | None:
+        """Returns the unit whose pass is under way."""
+        return self._inside
 
-    def _changes(self, unit: int, place: int) -> tuple[int, int]:
+    def enter_again(self, unit: int) -> None:
+        """Enters a unit in a backward pass, if it is not entered."""
+        if self._inside != unit:
+            self._enter(unit, backward=True)
+
+    def tensors_of(self, unit: int) -> list[torch.Tensor]:
+        """Returns the streamed tensors of a unit."""
+        return self._parameters[unit]
+
+    def name_of(self, unit: int, place: int) -> str:
+        """Returns the name of one."""
+        return self._names[self._parameters[unit][place]]
+
+    def changes_of(self, unit: int, place: int) -> tuple[int, int]:
         """Counts the changes of a parameter: writes that the program has made, and updates."""
         shard, index = self._shard, self._indices[unit][place]
         shard.notice_taken(index)
