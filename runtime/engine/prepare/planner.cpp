@@ -48,10 +48,12 @@ bool wants_speculation(const config::TrainOptions& options) {
 /// Finds the placement with the fastest step; `fitting` is one that fits. The ranks of a tensor
 /// group plan for the first of them, and so have one placement and one order of what they do
 /// together.
-void place_fastest(Planned& planned, const plan::Placement& fitting, RankGroups& ranks) {
-  plan::PlannedStep fastest =
-      plan::fastest_placement(planned.workload, planned.budgets, placement_request(planned.options),
-                              planned.profile, fitting);
+plan::PlannedStep fastest_step(const Planned& planned, const plan::Placement& fitting) {
+  return plan::fastest_placement(planned.workload, planned.budgets,
+                                 placement_request(planned.options), planned.profile, fitting);
+}
+
+void take_step(Planned& planned, plan::PlannedStep fastest, RankGroups& ranks) {
   if (wants_speculation(planned.options)) {
     plan::speculate(planned.workload, planned.profile, fastest);
   }
@@ -86,17 +88,18 @@ std::uint64_t commit_every_of(const Planned& planned, RankGroups& ranks) {
 }
 
 /// Gives the step the shape that takes least by the machine's rates, which is that of the first
-/// rank for all. It has no stages, whose micro-batches are its rounds. Returns a placement that
-/// fits.
-plan::Placement take_fastest_shape(Planned& planned, const model::ModelConfig& config,
-                                   RankGroups& ranks) {
+/// rank for all. It has no stages, whose micro-batches are its rounds. Returns the fastest step.
+plan::PlannedStep take_fastest_shape(Planned& planned, const model::ModelConfig& config,
+                                     RankGroups& ranks) {
   const plan::Replicas replicas = planned.workload.replicas;
-  const ChosenShape found =
+  FoundShape found =
       fastest_shape({config, planned.options, replicas, planned.budgets}, planned.profile);
-  planned.shape = {.chosen = ranks.first(found.chosen), .next = found.next};
+  planned.shape = {.chosen = ranks.first(found.choice.chosen), .next = found.choice.next};
   take_shape(planned.options, planned.shape->chosen.shape);
   planned.workload = make_workload(config, planned.options, replicas);
-  return place(config, planned.options, planned.workload, planned.budgets);
+  const bool own = planned.shape->chosen.shape == found.choice.chosen.shape;
+  if (found.step && own) return *std::move(found.step);
+  return fastest_step(planned, place(config, planned.options, planned.workload, planned.budgets));
 }
 
 /// Lets attention use what the placement leaves of the device's memory.
@@ -169,9 +172,10 @@ Planned plan_rank(const model::ModelConfig& config, config::TrainOptions resolve
     fitting = place(config, options, planned.workload, planned.budgets);
     note_cut(layers, note);
   }
-  if (searches) fitting = take_fastest_shape(planned, config, ranks);
+  plan::PlannedStep step =
+      searches ? take_fastest_shape(planned, config, ranks) : fastest_step(planned, fitting);
   options.automatic = {};
-  place_fastest(planned, fitting, ranks);
+  take_step(planned, std::move(step), ranks);
   if (planned.shape) {
     planned.shape->chosen.step_seconds = planned.prediction.step_seconds;
     note(to_text(*planned.shape));

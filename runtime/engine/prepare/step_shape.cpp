@@ -45,6 +45,16 @@ std::optional<ShapedStep> step_of(const ShapeRequest& request, const StepShape& 
   return step;
 }
 
+/// Returns the shape's step; nothing where it does not fit.
+std::optional<plan::PlannedStep> search_shape(const ShapeRequest& request,
+                                              const plan::MachineProfile& profile,
+                                              const StepShape& shape, plan::SearchEffort effort) {
+  const std::optional<ShapedStep> step = step_of(request, shape);
+  if (!step) return std::nullopt;
+  return plan::fastest_placement(step->workload, request.budgets, step->request, profile,
+                                 step->first, effort);
+}
+
 /// The shapes that have been priced.
 class ShapePrices {
  public:
@@ -133,14 +143,12 @@ plan::Budgets take_first_rounds(config::TrainOptions& options, const model::Mode
 
 std::optional<double> price_shape(const ShapeRequest& request, const plan::MachineProfile& profile,
                                   const StepShape& shape, plan::SearchEffort effort) {
-  const std::optional<ShapedStep> step = step_of(request, shape);
+  const std::optional<plan::PlannedStep> step = search_shape(request, profile, shape, effort);
   if (!step) return std::nullopt;
-  return plan::fastest_placement(step->workload, request.budgets, step->request, profile,
-                                 step->first, effort)
-      .prediction.step_seconds;
+  return step->prediction.step_seconds;
 }
 
-ChosenShape fastest_shape(const ShapeRequest& request, const plan::MachineProfile& profile) {
+FoundShape fastest_shape(const ShapeRequest& request, const plan::MachineProfile& profile) {
   const StepShape own = shape_of(request.options);
   ShapePrices prices(request, profile);
   const std::uint32_t parts = request.options.automatic.micro_batch ? kSmallestPart : 1;
@@ -149,14 +157,18 @@ ChosenShape fastest_shape(const ShapeRequest& request, const plan::MachineProfil
   }
   SPILLWAY_ASSERT(!prices.empty());  // the first shape fits
   ChosenShape choice = prices.choice();
-  if (!choice.next) return choice;
-  for (PricedShape* const each : {&choice.chosen, &*choice.next}) {
-    each->step_seconds = price_shape(request, profile, each->shape).value_or(each->step_seconds);
-  }
+  if (!choice.next) return {choice};
+  const auto search = [&](PricedShape& each) {
+    auto step = search_shape(request, profile, each.shape, plan::SearchEffort::whole);
+    if (step) each.step_seconds = step->prediction.step_seconds;
+    return step;
+  };
+  std::optional<plan::PlannedStep> step = search(choice.chosen), other = search(*choice.next);
   if (kWorthChanging * choice.next->step_seconds < choice.chosen.step_seconds) {
     std::swap(choice.chosen, *choice.next);
+    std::swap(step, other);
   }
-  return choice;
+  return {choice, std::move(step)};
 }
 
 std::string to_text(const ChosenShape& choice) {

@@ -49,11 +49,17 @@ void take_shape(config::TrainOptions& options, const StepShape& shape);
     const ShapeRequest& request, const plan::MachineProfile& profile, const StepShape& shape,
     plan::SearchEffort effort = plan::SearchEffort::whole);
 
+/// A choice, and its step if that was searched whole: not where there was nothing to compare.
+struct FoundShape {
+  ChosenShape choice;
+  std::optional<plan::PlannedStep> step{};
+};
+
 /// Prices the shapes that divide the step's windows, with fewer windows a micro-batch than the
 /// options have only where that is open too. Another shape than the first that fits is chosen where
 /// its step is shorter by kWorthChanging, as each round rounds gradients.
-[[nodiscard]] ChosenShape fastest_shape(const ShapeRequest& request,
-                                        const plan::MachineProfile& profile);
+[[nodiscard]] FoundShape fastest_shape(const ShapeRequest& request,
+                                       const plan::MachineProfile& profile);
 
 /// Returns the choice in a line.
 [[nodiscard]] std::string to_text(const ChosenShape& choice);

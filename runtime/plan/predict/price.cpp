@@ -15,6 +15,10 @@
 namespace spillway::plan {
 namespace {
 
+constexpr double LaneWork::*kParts[] = {
+    &LaneWork::flops, &LaneWork::gpu_bytes, &LaneWork::up,     &LaneWork::down, &LaneWork::cpu,
+    &LaneWork::net,   &LaneWork::node,      &LaneWork::tensor, &LaneWork::read, &LaneWork::written};
+
 double number(Bytes bytes) { return static_cast<double>(bytes.value()); }
 
 double seconds_of(double amount, double rate) { return rate > 0 ? amount / rate : 0; }
@@ -94,11 +98,12 @@ LaneWork work_of_step(const Workload& workload, const Placement& placement) {
 }  // namespace
 
 LaneWork& LaneWork::operator+=(const LaneWork& other) {
-  for (double LaneWork::*part :
-       {&LaneWork::flops, &LaneWork::gpu_bytes, &LaneWork::up, &LaneWork::down, &LaneWork::cpu,
-        &LaneWork::net, &LaneWork::node, &LaneWork::tensor, &LaneWork::read, &LaneWork::written}) {
-    this->*part += other.*part;
-  }
+  for (double LaneWork::*part : kParts) this->*part += other.*part;
+  return *this;
+}
+
+LaneWork& LaneWork::operator*=(double factor) {
+  for (double LaneWork::*part : kParts) this->*part *= factor;
   return *this;
 }
 
@@ -159,9 +164,8 @@ LaneWork work_of_blocks(const Workload& workload, const Placement& placement) {
   return sum;
 }
 
-double least_step_seconds(const Workload& workload, const Placement& placement,
-                          const MachineProfile& profile) {
-  const LaneWork work = work_of_step(workload, placement);
+double least_seconds(const Workload& workload, const LaneWork& work,
+                     const MachineProfile& profile) {
   // Every block but the head runs forward and backward, and each run is an op.
   const double ops = static_cast<double>(micro_batches_of_step(workload)) *
                      (2 * static_cast<double>(workload.blocks.size()) - 2);
@@ -175,6 +179,11 @@ double least_step_seconds(const Workload& workload, const Placement& placement,
            seconds_of(work.tensor, tensor_rate(profile)),
        seconds_of(work.read, profile.nvme_read), seconds_of(work.written, profile.nvme_write)});
   return longest * (1 - kSumRounding);
+}
+
+double least_step_seconds(const Workload& workload, const Placement& placement,
+                          const MachineProfile& profile) {
+  return least_seconds(workload, work_of_step(workload, placement), profile);
 }
 
 }  // namespace spillway::plan

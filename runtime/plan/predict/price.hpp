@@ -14,6 +14,7 @@ struct LaneWork {
          read = 0, written = 0;
 
   LaneWork& operator+=(const LaneWork& other);
+  LaneWork& operator*=(double factor);
 };
 
 /// Returns the work of the block's cut in one step: on the link, the edges that it severs; on each
@@ -23,6 +24,10 @@ struct LaneWork {
 
 /// Returns the work of the cuts of all blocks.
 [[nodiscard]] LaneWork work_of_blocks(const Workload& workload, const Placement& placement);
+
+/// Returns the seconds that the busiest lane of a step of the workload takes at least for so much.
+[[nodiscard]] double least_seconds(const Workload& workload, const LaneWork& work,
+                                   const MachineProfile& profile);
 
 /// Lower bound of `simulate(build_training_step(workload, placement), profile).step_seconds`. A
 /// lane without a rate counts as instant.

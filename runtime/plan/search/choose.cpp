@@ -147,7 +147,8 @@ class Chooser {
   };
 
   [[nodiscard]] Base base() const {
-    const bool device_updates = workload_.replicas.count == 1;
+    const bool device_updates =
+        workload_.replicas.count == 1 && (request_.device_updates || request_.state);
     if (device_updates && request_.state.value_or(Tier::device) == Tier::device &&
         request_.resident != false) {
       Draft everything = uniform(/*resident=*/true, Tier::device, request_.keep.value_or(true));

@@ -28,6 +28,7 @@ struct PlacementRequest {
   ElementCount tile_parameters{2u << 20};
   std::optional<std::uint32_t> prefetch{};  ///< blocks uploaded ahead; slots = prefetch + 1
   bool commits = true;                      ///< steps are made true on disk; see `Placement`
+  bool device_updates = true;  ///< the device can run updates; else it does where `state` says so
 };
 
 /// Number of blocks that the request uploads ahead, at most all: more slots would stay empty.

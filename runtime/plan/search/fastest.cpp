@@ -2,17 +2,24 @@
 
 #include <algorithm>
 #include <optional>
+#include <utility>
+#include <variant>
 #include <vector>
 
 #include "runtime/plan/placement/dataflow_graph.hpp"
 #include "runtime/plan/predict/price.hpp"
 #include "runtime/plan/predict/simulator.hpp"
+#include "runtime/plan/search/descent.hpp"
 #include "runtime/plan/step/builder/builder.hpp"
+#include "runtime/plan/step/step_builder.hpp"
 
 namespace spillway::plan {
 namespace {
 
 constexpr std::size_t kLeastSimulated = 3;  ///< plans, also of a step with very many ops
+
+/// Ops that descents simulate, and steps that one of them takes at least to find anything.
+constexpr std::size_t kOpsDescended = 250'000, kStepsOfADescent = 32;
 
 struct Candidate {
   Placement placement;
@@ -122,6 +129,53 @@ std::vector<PlacementRequest> further_ahead(const PlacementRequest& request) {
   return list;
 }
 
+/// Whether blocks may be placed one by one: those of tiles belong to layers, those of stages to
+/// ranks, and ranks place theirs alike.
+bool may_descend(const Workload& workload) {
+  return !workload.external && !workload.operator_tiles && workload.grid().ranks() == 1;
+}
+
+/// Returns the request with as little on the device as it leaves open: of the parameters, and of
+/// everything.
+std::vector<PlacementRequest> lean_requests(const PlacementRequest& request) {
+  PlacementRequest lean = request;
+  lean.device_updates = false;
+  if (!lean.resident && lean.state != Tier::device) lean.resident = false;
+  std::vector<PlacementRequest> list{lean};
+  if (!lean.keep) lean.keep = false;
+  if (!lean.activations) lean.activations = Tier::host;
+  list.push_back(lean);
+  return list;
+}
+
+/// Returns the placement that a search begins with: `first`, or, where the device is to run updates
+/// in it and cannot, one in which the host does, if that fits.
+Placement start_of(const Workload& workload, const Budgets& budgets,
+                   const PlacementRequest& request, const Placement& first) {
+  if (request.device_updates || request.state || !first.any_state(Tier::device)) return first;
+  auto choice = choose_placement(workload, budgets, request);
+  auto* const placement = std::get_if<Placement>(&choice);
+  const bool fits = placement != nullptr && (!placement->uses_disk() || first.uses_disk());
+  return fits ? std::move(*placement) : first;
+}
+
+/// Returns the shortest step that a descent reaches from the starts; the first of them, unless
+/// another is shorter, and, if that is the first placement of all, worthwhile.
+PlannedStep best_of_descents(const detail::DescentRequest& question,
+                             std::vector<PlannedStep> starts, bool is_first) {
+  PlannedStep best = starts.front();
+  const double to_beat = best.prediction.step_seconds * (is_first ? kWorthwhile : 1);
+  std::size_t simulated = 0;
+  for (PlannedStep& start : starts) {
+    PlannedStep step = detail::descend(question, std::move(start));
+    simulated += step.simulated;
+    const double seconds = step.prediction.step_seconds;
+    if (seconds < to_beat && seconds < best.prediction.step_seconds) best = std::move(step);
+  }
+  best.simulated = simulated;
+  return best;
+}
+
 /// Search for the shortest step, beginning with that of `first`, a placement for `request`.
 class PlacementSearch {
  public:
@@ -136,7 +190,8 @@ class PlacementSearch {
     builder_.training();
     best_ = {first, simulate(builder_.plan(), profile), 1};
     worthwhile_ = kWorthwhile * best_.prediction.step_seconds;
-    const std::size_t ops = effort == SearchEffort::quick ? kOpsSimulated / 8 : kOpsSimulated;
+    const std::size_t ops =
+        effort == SearchEffort::quick ? kOpsSimulated / 8 : kOpsSimulated * 5 / 8;
     at_most_ = std::max<std::size_t>(kLeastSimulated, ops / builder_.plan().ops.size());
   }
 
@@ -228,13 +283,37 @@ std::vector<BlockCut> open_cuts(const Workload& workload, const PlacementRequest
   return cuts;
 }
 
+PlannedStep fastest_way(const Workload& workload, const Budgets& budgets,
+                        const PlacementRequest& request, const MachineProfile& profile,
+                        const Placement& first, SearchEffort effort) {
+  PlacementRequest possible = request;
+  possible.device_updates = profile.gpu_update > 0;
+  const Placement start = start_of(workload, budgets, possible, first);
+  PlacementSearch search(workload, budgets, possible, profile, start, effort);
+  search.try_each(narrowed(workload, possible, profile, effort));
+  if (workload.gathers() && !request.prefetch) search.try_each(further_ahead(search.request()));
+  return search.take();
+}
+
 PlannedStep fastest_placement(const Workload& workload, const Budgets& budgets,
                               const PlacementRequest& request, const MachineProfile& profile,
                               const Placement& first, SearchEffort effort) {
-  PlacementSearch search(workload, budgets, request, profile, first, effort);
-  search.try_each(narrowed(workload, request, profile, effort));
-  if (workload.gathers() && !request.prefetch) search.try_each(further_ahead(search.request()));
-  return search.take();
+  PlannedStep best = fastest_way(workload, budgets, request, profile, first, effort);
+  // Steps with many ops are too few for a descent.
+  const std::size_t descents = kOpsDescended / (kStepsOfADescent * best.prediction.ops.size());
+  if (effort == SearchEffort::quick || !may_descend(workload) || descents == 0) return best;
+  std::vector<PlannedStep> starts{best};
+  for (const PlacementRequest& lean : lean_requests(request)) {
+    auto choice = choose_placement(workload, budgets, lean);
+    auto* const placement = std::get_if<Placement>(&choice);
+    if (placement == nullptr || (placement->uses_disk() && !first.uses_disk())) continue;
+    const bool known = std::ranges::count(starts, *placement, &PlannedStep::placement) > 0;
+    if (known || starts.size() >= descents) continue;
+    starts.push_back({*placement, simulate(build_training_step(workload, *placement), profile), 1});
+  }
+  const std::size_t ops = kOpsDescended / starts.size();
+  return best_of_descents({workload, budgets, request, profile, ops}, std::move(starts),
+                          best.placement == first);
 }
 
 }  // namespace spillway::plan

@@ -39,14 +39,21 @@ struct PlannedStep {
   std::size_t simulated = 0;  ///< placements that were simulated to find it
 };
 
-/// Finds the placement with the shortest step; `first` is one for the request. Tries what the
-/// request leaves open of state on the device, boundaries off it, saved activations (kept,
+/// Finds the way to place all blocks with the shortest step; `first` is one for the request. Tries
+/// what the request leaves open of state on the device, boundaries off it, saved activations (kept,
 /// recomputed, on the host for a share of the blocks), residency and sums of rounds in each way, by
 /// itself and together with the rest. Where ranks gather parameters, tries the best of these with
 /// gathers further ahead. Does not simulate what cannot be faster, and of steps of very many ops
 /// simulates only those placements whose lanes have the least to do. None uses the disk unless
 /// `first` does, and none replaces it for less than a hundredth of the step: no profile is that
 /// exact. Throws `Error{invalid_argument}` for a rate that the profile lacks.
+[[nodiscard]] PlannedStep fastest_way(const Workload& workload, const Budgets& budgets,
+                                      const PlacementRequest& request,
+                                      const MachineProfile& profile, const Placement& first,
+                                      SearchEffort effort = SearchEffort::whole);
+
+/// Finds a placement with a step as short, or with a shorter one in which blocks that are alike
+/// differ (`detail::descend`): one rank's whole layers, searched whole.
 [[nodiscard]] PlannedStep fastest_placement(const Workload& workload, const Budgets& budgets,
                                             const PlacementRequest& request,
                                             const MachineProfile& profile, const Placement& first,
