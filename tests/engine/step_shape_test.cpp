@@ -54,6 +54,8 @@ config::TrainOptions small_windows() {
   options.context = 8;
   options.rounds = 1;
   resolve(options, kModel);
+  // On the host, there would be room for those of every micro-batch.
+  options.activations = config::StateHome::device;
   return options;
 }
 
