@@ -41,7 +41,7 @@ def main(folder: pathlib.Path, device: str, device_memory: str) -> None:
     adapters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = OffloadedAdamW(adapters, lr=1e-2, max_norm=1.0)
     text = torch.tensor(list(TEXT.encode()))
-    losses = []
+    losses: list[float] = []
     model.train()
     for step in range(10):
         starts = torch.randint(len(text) - 33, (2,),
@@ -54,7 +54,7 @@ def main(folder: pathlib.Path, device: str, device_memory: str) -> None:
         losses.append(loss.item())
         if step % 5 == 0:
             print(f"step {step}: loss {losses[-1]:.3f}")
-    model.save_pretrained(folder / "adapters")
+    model.save_pretrained(str(folder / "adapters"))
     assert losses[-1] < losses[0], "it has not learned"
 
 
