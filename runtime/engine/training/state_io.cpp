@@ -202,10 +202,9 @@ void StateIo::gather_residents(std::uint32_t block) {
   const auto whole = memory_.device({PoolKind::whole_parameters, block});
   streams_.upload->upload(shard, source);
   streams_.upload->synchronize();
-  using Group = RankGroups::Group;
-  comm::DeviceCommunicator* const gpus = ranks_.gpu(Group::replicas);
+  comm::DeviceCommunicator* const gpus = ranks_.gpu(RankGroups::Group::replicas);
   if (gpus == nullptr) {
-    ranks_.host(Group::replicas)
+    ranks_.host(RankGroups::Group::replicas)
         ->all_gather({shard.address(), shard.size()}, {whole.address(), whole.size()})
         .wait();
     return;
