@@ -53,6 +53,7 @@ plan::PlannedStep fastest_step(const Planned& planned, const plan::Placement& fi
                                  placement_request(planned.options), planned.profile, fitting);
 }
 
+/// Takes the step, with updates ahead where the options ask for them, and the job's time for it.
 void take_step(Planned& planned, plan::PlannedStep fastest, RankGroups& ranks) {
   if (wants_speculation(planned.options)) {
     plan::speculate(planned.workload, planned.profile, fastest);
