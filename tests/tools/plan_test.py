@@ -36,9 +36,9 @@ class OfAnotherMachine(ProgramTestCase):
         def planned(rounds, *more):
             return self.document(
                 *self.arguments("h100.json", {"gradient_accumulation_steps": 16},
-                                {"rounds": rounds}), "--layers", 4, *more)
+                                {"rounds": rounds}), "--layers", 8, *more)
 
-        small = ("--device-memory", "16GB")
+        small = ("--device-memory", "20GB")
         seconds = {rounds: planned(rounds, *small)["step_seconds"] for rounds in (1, 2, 4, 8, 16)}
         best = min(seconds, key=seconds.get)
         self.assertNotEqual(best, 1)
@@ -47,7 +47,7 @@ class OfAnotherMachine(ProgramTestCase):
         said = f"rounds     spillway.rounds {best}: {100 * (seconds[1] / seconds[best] - 1):.0f} %"
         self.assertIn(said, self.succeed(
             *self.arguments("h100.json", {"gradient_accumulation_steps": 16}, {}),
-            "--layers", 4, *small).stdout)
+            "--layers", 8, *small).stdout)
         self.assertNotIn("faster_rounds", planned(best, *small))
         # With room for everything, one pass is best.
         self.assertNotIn("faster_rounds", planned(1))

@@ -14,8 +14,8 @@ class OfAPlan(IdentityTestCase):
         self.write("large.json", {
             "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 16,
             "bf16": {"enabled": True}, "spillway": {"context": 4096, "rounds": rounds}})
-        return ["plan", "large.json", "--model", "llama-3-8b", "--profile", "", "--layers", 4,
-                "--machine", MACHINES / "h100.json", "--device-memory", "16GB"]
+        return ["plan", "large.json", "--model", "llama-3-8b", "--profile", "", "--layers", 8,
+                "--machine", MACHINES / "h100.json", "--device-memory", "20GB"]
 
     def test_takes_least_of_those_that_are_planned_by_themselves(self):
         alone = {rounds: self.document(*self.plan(rounds)) for rounds in (1, 2, 4, 8, 16)}
