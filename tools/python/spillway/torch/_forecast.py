@@ -16,7 +16,7 @@ from spillway.errors import InvalidArgumentError, NotSupportedError, in_names_of
 from spillway.reports import Document, size_text
 from spillway.torch._blocks import find_blocks, units_of
 from spillway.torch._quantized import Quantized, inner_tensors, is_wrapper
-from spillway.torch._registered import DTYPES, freed_values, memory_beside
+from spillway.torch._registered import DTYPES, bytes_beside, freed_values, memory_beside
 
 _SHORTER = {"fp32": ("split", "bf16", "int8"), "split": ("bf16", "int8"), "bf16": ("int8",)}
 _ANY_FOLDER = "/"  # where nothing is written: what state on disk would leave in memory
@@ -147,7 +147,7 @@ class _Model:
     def _part(self, kind: torch.dtype, parameters: list[tuple[str, int, int, int | None]],
               settings: dict[str, Any], place: torch.device) -> Any:
         if self.streamed is not None:
-            others = sum(count * other.itemsize for other, each in self.trained.items()
+            others = sum(bytes_beside(count, other.itemsize) for other, each in self.trained.items()
                          for _, _, count, _ in each if other != self.streamed)
             settings = {**settings, "device_memory": None if kind != self.streamed else
                         memory_beside(settings["device_memory"], others)}

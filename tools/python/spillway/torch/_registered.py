@@ -98,6 +98,13 @@ def freed_values(parameters: Iterable[torch.Tensor], place: torch.device) -> int
                if parameter.device.type == "cpu" and not may_be_shared(parameter))
 
 
+def bytes_beside(count: int, itemsize: int) -> int:
+    """Returns the bytes that a parameter of so many elements takes on the device beside streamed
+    ones: a trainer has whole leaves of each."""
+    leaf = native.leaf_parameters
+    return -(-count // leaf) * leaf * itemsize
+
+
 def memory_beside(device_memory: str, others: int) -> str:
     """Returns what is left of a budget beside that many bytes."""
     return str(max(native.parse_bytes(device_memory) - others, 0)) if others else device_memory

@@ -16,6 +16,7 @@ from spillway.torch._partition import Partition
 from spillway.torch._registered import (
     DTYPES,
     Registered,
+    bytes_beside,
     check_memory,
     check_parameter,
     check_unshared,
@@ -107,7 +108,9 @@ class WithRegistration(WithState):
             ordered = sorted(new.items(), key=lambda item: not _is_of_blocks(item[1]))
             for _, entries in ordered[1:]:
                 streaming = streaming_of([entry.parameter for entry in entries])
-                beside[streaming] += sum(entry.parameter.nbytes for entry in entries)
+                beside[streaming] += sum(
+                    bytes_beside(entry.parameter.numel(), entry.parameter.itemsize)
+                    for entry in entries)
             for (_, place), entries in ordered:
                 self._add_shard(entries, place, beside)
 
