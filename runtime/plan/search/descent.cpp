@@ -171,6 +171,7 @@ class Descent {
   [[nodiscard]] std::vector<Moves> pairs_of_moves() {
     const std::vector<Move> all = moves(kCoarsely);
     std::vector<Need> changes;
+    changes.reserve(all.size());
     for (const Move& move : all) changes.push_back(change_by(move));
     std::vector<Moves> list;
     for (std::size_t i = 0; i < all.size(); ++i) {

@@ -153,10 +153,10 @@ std::vector<PlacementRequest> lean_requests(const PlacementRequest& request) {
 Placement start_of(const Workload& workload, const Budgets& budgets,
                    const PlacementRequest& request, const Placement& first) {
   if (request.device_updates || request.state || !first.any_state(Tier::device)) return first;
-  auto choice = choose_placement(workload, budgets, request);
-  auto* const placement = std::get_if<Placement>(&choice);
+  const auto choice = choose_placement(workload, budgets, request);
+  const auto* const placement = std::get_if<Placement>(&choice);
   const bool fits = placement != nullptr && (!placement->uses_disk() || first.uses_disk());
-  return fits ? std::move(*placement) : first;
+  return fits ? *placement : first;
 }
 
 /// Returns the shortest step that a descent reaches from the starts; the first of them, unless
