@@ -5,9 +5,9 @@ import gc
 import weakref
 
 import torch
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from spillway.errors import InvalidArgumentError
+from spillway.torch._quantized import is_wrapper
 from spillway.torch._registered import Others, Registered, check_memory, names_of
 from spillway.torch._taken_data import is_plain
 
@@ -46,7 +46,7 @@ class Beside:
         groups = self._optimizer().param_groups
         known = [(parameter, name) for group, names in zip(groups, names_of(groups), strict=True)
                  for parameter, name in zip(group["params"], names, strict=True)
-                 if not is_traceable_wrapper_subclass(parameter)]
+                 if not is_wrapper(parameter)]
         seen = {id(parameter) for parameter, _ in known}
         found = [parameter for each in self._found if (parameter := each()) is not None]
         return known + [(parameter, "a parameter that is not in the optimizer")
