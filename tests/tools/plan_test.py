@@ -8,12 +8,17 @@ from program_test_case import MACHINES, ProgramTestCase, main
 
 class OfARun(ProgramTestCase):
     def test_says_what_training_then_does(self):
-        budget = ("--device-memory", "2MiB")
+        # So little that one plan alone fits: each start measures the machine's rates anew.
+        budget = ("--device-memory", "700KiB")
         planned = self.document("plan", "train.json", "--model", "model.json", "--run", "run",
                                 *budget)
         trained = self.document(*self.train("run", 5, *budget))
         self.assertEqual(trained["device_high_water"], planned["memory"]["device"]["bytes"])
         self.assertEqual(trained["plan"]["blocks"], planned["blocks"])
+        # With more memory the rates decide, and a run does what its own plan says.
+        trained = self.document(*self.train("larger", 5, "--device-memory", "2MiB"))
+        self.assertEqual(trained["device_high_water"],
+                         trained["plan"]["memory"]["device"]["bytes"])
 
     def test_of_absurd_size_is_refused_by_name(self):
         plan = ("plan", "train.json", "--model", "model.json")
