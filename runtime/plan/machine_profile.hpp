@@ -8,6 +8,31 @@
 
 namespace spillway::plan {
 
+/// Parts of the cores that lanes of a host backend take while they work. Those that work at once
+/// and want more than all cores slow each other: each keeps the same fraction of its own rate.
+struct CoreShares {
+  double compute = 0;  ///< FWD-BWD; 0: on a device of its own, and no lane slows it
+  double update = 0;
+  double copy = 0;  ///< one direction of the copies to and from the device
+  double disk = 0;  ///< reads or writes
+};
+
+/// A rate in the faster and in the slower quarter of its measurements, relative to their median.
+struct Pace {
+  double fast = 1;
+  double slow = 1;
+  bool operator==(const Pace&) const = default;
+};
+
+/// How much the measurements of a machine differ among each other.
+struct Paces {
+  Pace compute;  ///< of `gpu_flops`
+  Pace link;
+  Pace update;
+  Pace disk;
+  bool operator==(const Paces&) const = default;
+};
+
 /// Sustained rates: bytes per second unless named otherwise. A rate of 0 means "not measured": it
 /// is an error to use a lane without a rate. A combined rate of 0 means "no mutual slowdown"
 /// instead. Measure each rate the way a step uses it: pinned memory and slot-sized copies for the
@@ -30,8 +55,12 @@ struct MachineProfile {
   double nvme_write = 0;
   double nvme_combined = 0;        ///< reads and writes at once, summed
   double op_overhead_seconds = 0;  ///< fixed cost of one op
-  bool cpu_shares_gpu = false;     ///< host backend: the update and FWD-BWD divide the same cores
+  CoreShares cores{};
+  Paces paces{};
 };
+
+/// Returns the machine as it is while each of its rates is that of one quarter.
+[[nodiscard]] MachineProfile at_pace(MachineProfile profile, double Pace::*quarter);
 
 [[nodiscard]] inline double node_rate(const MachineProfile& profile) {
   return profile.net_node > 0 ? profile.net_node : profile.net;

@@ -159,7 +159,7 @@ Question any_question(RandomCases& cases) {
     q.machine.gpu_update = static_cast<double>(cases.between(1, 1000)) * 1e7;
     q.machine.op_overhead_seconds = 1e-4;
   }
-  q.machine.cpu_shares_gpu = cases.between(0, 3) == 0;
+  if (cases.between(0, 3) == 0) q.machine.cores = {.compute = 1, .update = 1};
   q.request.device_updates = q.machine.gpu_update > 0;
   return q;
 }
@@ -218,7 +218,7 @@ std::vector<PlacementRequest> every_request(const Question& q) {
     PlacementRequest each = q.request;
     const bool closed = (sums > 0 && (each.sums || q.workload.rounds == 1)) ||
                         (residency > 0 && each.resident) || (saved > 0 && each.keep) ||
-                        (saved > 2 && (q.workload.operator_tiles || q.machine.cpu_shares_gpu)) ||
+                        (saved > 2 && (q.workload.operator_tiles || q.machine.cores.compute > 0)) ||
                         (activations > 0 && each.activations) ||
                         (state > 0 && (each.state || q.machine.gpu_update == 0));
     if (closed) continue;
@@ -279,7 +279,7 @@ TEST(StepBoundProperty, IsNeverLongerThanTheStepAndNearItWhereOneLaneDoesAll) {
                              &machine.nvme_read, &machine.nvme_write};
     double& slow = *rates[cases.between(0, 7)];
     slow = 1e3;
-    machine.cpu_shares_gpu = cases.maybe();
+    if (cases.maybe()) machine.cores = {.compute = 1, .update = 1};
     if (cases.maybe()) machine.gpu_update = 1e15;
     const double step = simulate(plan, machine).step_seconds;
     const double bound = least_step_seconds(workload, placement, machine);

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
 #include <numeric>
 #include <random>
 #include <vector>
@@ -52,7 +53,12 @@ Reference step_time(const StepPlan& plan, const MachineProfile& profile, double 
     };
     const bool disk = works(Lane::nvme_read) && works(Lane::nvme_write);
     const bool link = works(Lane::h2d) && works(Lane::d2h);
-    const bool cores = works(Lane::gpu) && works(Lane::cpu) && profile.cpu_shares_gpu;
+    const std::map<Lane, double> shares{
+        {Lane::gpu, profile.cores.compute},    {Lane::cpu, profile.cores.update},
+        {Lane::h2d, profile.cores.copy},       {Lane::d2h, profile.cores.copy},
+        {Lane::nvme_read, profile.cores.disk}, {Lane::nvme_write, profile.cores.disk}};
+    double cores = 0;
+    for (const auto& [lane, share] : shares) cores += works(lane) ? share : 0;
     for (OpIndex i = 0; i < plan.ops.size(); ++i) {
       if (state[i] != 1) continue;
       const Lane lane = plan.ops[i].lane;
@@ -63,7 +69,8 @@ Reference step_time(const StepPlan& plan, const MachineProfile& profile, double 
       if (link && (lane == Lane::h2d || lane == Lane::d2h)) {
         speed = std::min(1.0, profile.h2d_d2h_combined / (profile.h2d + profile.d2h));
       }
-      if (cores && (lane == Lane::gpu || lane == Lane::cpu)) speed = 0.5;
+      const auto share = shares.find(lane);
+      if (share != shares.end() && works(lane) && cores > 1) speed /= cores;
       (overhead[i] > 0 ? overhead[i] : work[i]) -= tick * speed;
       if (overhead[i] <= 0 && work[i] <= 0) {
         state[i] = 2;
@@ -105,7 +112,10 @@ MachineProfile random_machine(std::mt19937_64& random) {
   profile.nvme_write = draw(1, 4);
   profile.nvme_combined = draw(1, 8);
   profile.op_overhead_seconds = random() % 2 == 0 ? 0 : draw(0, 1);
-  profile.cpu_shares_gpu = random() % 2 == 0;
+  if (random() % 2 == 0) {
+    profile.cores = {
+        .compute = draw(0.5, 1), .update = draw(0, 1), .copy = draw(0, 1), .disk = draw(0, 1)};
+  }
   return profile;
 }
 

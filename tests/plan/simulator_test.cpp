@@ -150,9 +150,49 @@ TEST(Simulator, SharesTheLinkAndTheCoresLikewise) {
   append(cores, on_gpu(3));
   append(cores, on(Lane::cpu, 6));
   EXPECT_DOUBLE_EQ(simulate(cores, profile).step_seconds, 6);
-  profile.cpu_shares_gpu = true;
+  profile.cores = {.compute = 1, .update = 1};
   EXPECT_DOUBLE_EQ(simulate(cores, profile).ops[0].end, 6);
   EXPECT_DOUBLE_EQ(simulate(cores, profile).ops[1].end, 9);
+}
+
+TEST(Simulator, DividesTheCoresOfAHostBackendByWhatLanesTakeOfThem) {
+  MachineProfile profile = unit_machine();
+  profile.cores = {.compute = 1, .update = 1, .copy = 0.5, .disk = 0.25};
+  StepPlan plan;
+  append(plan, on_gpu(4));
+  append(plan, on(Lane::h2d, 2));
+  append(plan, on(Lane::nvme_read, 1));
+  append(plan, on(Lane::net, 5));
+  const Prediction prediction = simulate(plan, profile);
+  // 1.75 times the cores until the read ends, then 1.5 times until the copy does.
+  EXPECT_DOUBLE_EQ(prediction.ops[2].end, 1.75);
+  EXPECT_DOUBLE_EQ(prediction.ops[1].end, 1.75 + 1.5);
+  EXPECT_DOUBLE_EQ(prediction.ops[0].end, 1.75 + 1.5 + 2);
+  EXPECT_DOUBLE_EQ(prediction.ops[3].end, 5);
+  profile.cores = {};
+  EXPECT_DOUBLE_EQ(simulate(plan, profile).step_seconds, 5);
+}
+
+TEST(Simulator, PredictsAMachineAtThePaceOfAQuarterOfItsMeasurements) {
+  MachineProfile profile = unit_machine();
+  profile.paces = {.compute = {.fast = 2, .slow = 0.5},
+                   .link = {.fast = 4, .slow = 0.25},
+                   .update = {.fast = 5, .slow = 0.2},
+                   .disk = {.fast = 8, .slow = 0.125}};
+  const auto seconds = [](const OpSpec& op, const MachineProfile& machine) {
+    StepPlan plan;
+    append(plan, op);
+    return simulate(plan, machine).step_seconds;
+  };
+  const MachineProfile fast = at_pace(profile, &Pace::fast);
+  const MachineProfile slow = at_pace(profile, &Pace::slow);
+  const std::pair<OpSpec, double> ops[] = {
+      {on_gpu(40), 2},        {on(Lane::h2d, 40), 4},       {on(Lane::d2h, 40), 4},
+      {on(Lane::cpu, 40), 5}, {on(Lane::nvme_read, 40), 8}, {on(Lane::nvme_write, 40), 8}};
+  for (const auto& [op, pace] : ops) {
+    EXPECT_DOUBLE_EQ(seconds(op, fast), 40 / pace) << name_of(op.lane);
+    EXPECT_DOUBLE_EQ(seconds(op, slow), 40 * pace) << name_of(op.lane);
+  }
 }
 
 TEST(Simulator, CombinedRateAboveTheSumSlowsNobody) {
@@ -166,7 +206,7 @@ TEST(Simulator, CombinedRateAboveTheSumSlowsNobody) {
 
 TEST(Simulator, OverheadDisturbsNobody) {
   MachineProfile profile = unit_machine();
-  profile.cpu_shares_gpu = true;
+  profile.cores = {.compute = 1, .update = 1};
   profile.op_overhead_seconds = 1;
   StepPlan plan;
   append(plan, on_gpu(2));

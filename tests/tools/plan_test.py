@@ -15,6 +15,10 @@ class OfARun(ProgramTestCase):
         trained = self.document(*self.train("run", 5, *budget))
         self.assertEqual(trained["device_high_water"], planned["memory"]["device"]["bytes"])
         self.assertEqual(trained["plan"]["blocks"], planned["blocks"])
+        low, high = planned["step_seconds_band"]
+        self.assertLessEqual(low, planned["step_seconds"])
+        self.assertLess(low, high)
+        self.assertGreaterEqual(high, planned["step_seconds"])
         # With more memory the rates decide, and a run does what its own plan says.
         trained = self.document(*self.train("larger", 5, "--device-memory", "2MiB"))
         self.assertEqual(trained["device_high_water"],

@@ -16,7 +16,7 @@
 #include "runtime/base/error.hpp"
 #include "runtime/base/topology.hpp"
 #include "runtime/engine/device/compute_device.hpp"
-#include "runtime/engine/machine/least_seconds.hpp"
+#include "runtime/engine/machine/timing.hpp"
 
 namespace spillway::bench {
 namespace {

@@ -123,6 +123,12 @@ ordered_json to_json(const engine::PricedShape& priced) {
           {"step_seconds", priced.step_seconds}};
 }
 
+/// The band of a prediction by a machine that was measured.
+std::string band_text(const plan::Prediction& prediction) {
+  if (prediction.slow_seconds == 0) return "";
+  return fmt::format(" ({:.4f} to {:.4f})", prediction.fast_seconds, prediction.slow_seconds);
+}
+
 std::string more_seconds(double seconds) { return fmt::format("{:.4f} s", seconds); }
 
 /// Returns what the other cut has elsewhere.
@@ -257,7 +263,8 @@ std::string to_text(const PlanView& view) {
                    shown_name(static_cast<Lane>(lane), view.plan.device()), use.busy, use.exposed);
   }
   const double seconds = view.plan.prediction.step_seconds;
-  fmt::format_to(out, "predicted  {:.4f} s a step, {}, bounded by {}\n", seconds,
+  fmt::format_to(out, "predicted  {:.4f} s a step{}, {}, bounded by {}\n", seconds,
+                 band_text(view.plan.prediction),
                  shown_rate(static_cast<double>(plan::tokens_of_step(w)) / seconds),
                  shown_name(view.plan.prediction.bounding, view.plan.device()));
   if (view.faster) {
@@ -318,6 +325,10 @@ nlohmann::ordered_json to_json(const PlanView& view) {
         {"busy_seconds", use.busy}, {"exposed_seconds", use.exposed}};
   }
   document["step_seconds"] = view.plan.prediction.step_seconds;
+  if (view.plan.prediction.slow_seconds > 0) {
+    document["step_seconds_band"] = {view.plan.prediction.fast_seconds,
+                                     view.plan.prediction.slow_seconds};
+  }
   if (view.faster) {
     document["faster_rounds"] = {{"rounds", view.faster->rounds},
                                  {"step_seconds", view.faster->step_seconds}};

@@ -110,6 +110,21 @@ std::vector<double> disk_weights(const DriveTunings& drives,
   return weights;
 }
 
+namespace {
+
+/// Copies of the host backend take one core a direction.
+plan::CoreShares core_shares(const config::TrainOptions& options, double disk_cores) {
+  const double compute = options.compute_threads;
+  const double update = options.threads;
+  const double cores = std::max(compute, update);
+  return {.compute = compute / cores,
+          .update = update / cores,
+          .copy = 1 / cores,
+          .disk = std::min(1.0, disk_cores / cores)};
+}
+
+}  // namespace
+
 plan::MachineProfile calibrate(const CalibrationRequest& request, const Tuning& tuning,
                                const std::function<void(const std::string&)>& note) {
   const OtherLoad others;
@@ -121,17 +136,24 @@ plan::MachineProfile calibrate(const CalibrationRequest& request, const Tuning& 
   profile.d2h = device.d2h;
   // On the host backend everything contends for the same memory, not two copies alone.
   if (own_memory) profile.h2d_d2h_combined = device.h2d_d2h_combined;
-  profile.update =
+  const MeasuredRate update =
       measure_update(request.options, request.workload, tuning.update_prefetch, room_of(request));
+  profile.update = update.usual;
+  profile.paces = {
+      .compute = device.pace, .link = device.link_pace, .update = update.pace, .disk = {}};
   profile.gpu_update = own_memory ? device.update : profile.update;
   profile.op_overhead_seconds = kOpOverheadSeconds;
-  profile.cpu_shares_gpu = !own_memory;
+  double disk_cores = 0;
   if (request.state_directories) {
     const DiskRates disks =
         measure_disks(request.options, *request.state_directories, tuning.drives, room_of(request));
     profile.nvme_read = disks.read;
     profile.nvme_write = disks.write;
+    profile.nvme_combined = disks.combined;
+    profile.paces.disk = disks.pace;
+    disk_cores = disks.cores;
   }
+  if (!own_memory) profile.cores = core_shares(request.options, disk_cores);
   if (const auto text = others.note()) note(*text);
   return profile;
 }

@@ -9,8 +9,8 @@
 #include "offload/memory.hpp"
 #include "runtime/engine/device/compute_device.hpp"
 #include "runtime/engine/machine/calibration_sizes.hpp"
-#include "runtime/engine/machine/least_seconds.hpp"
 #include "runtime/engine/machine/normal_numbers.hpp"
+#include "runtime/engine/machine/timing.hpp"
 #include "runtime/engine/step/step_engine.hpp"
 #include "runtime/plan/step/step_builder.hpp"
 
@@ -50,8 +50,8 @@ class PassBench {
         numbers_(numbers),
         warm_(setup.plan.options.device != config::DeviceKind::cuda) {}
 
-  /// Returns the seconds of these ops of a layer, in the memory of that layer.
-  double seconds_of(plan::StepPlan pass) {
+  /// Times these ops of a layer, in the memory of that layer.
+  Seconds seconds_of(plan::StepPlan pass) {
     StepEngine engine(
         setup_, model_,
         plan::used_by(pass, plan::make_pools(setup_.plan.workload, setup_.plan.placement)));
@@ -62,7 +62,7 @@ class PassBench {
     const auto run = [&] { executor->run_on_stream(engine.actions(), plan::Lane::gpu); };
     if (!warm_) warm_up(run);
     warm_ = true;
-    return least_seconds(run);
+    return timed(run);
   }
 
  private:
@@ -72,9 +72,9 @@ class PassBench {
   bool warm_;  ///< a host's cores are taken to be
 };
 
-/// Returns the seconds of all FWD-BWD work of one micro-batch through the whole model, activations
+/// Times all FWD-BWD work of one micro-batch through the whole model, activations
 /// kept, of which one layer stands for all; of a tensor group, one attention and one MLP.
-double model_seconds(const CalibrationRequest& request, const NormalNumbers& numbers) {
+Seconds model_seconds(const CalibrationRequest& request, const NormalNumbers& numbers) {
   config::TrainOptions options = request.options;
   options.threads = 1;  // there is no update
   plan::Workload workload = request.workload;
@@ -97,11 +97,13 @@ double model_seconds(const CalibrationRequest& request, const NormalNumbers& num
     });
   };
   const std::uint32_t kinds = workload.sums_passes() ? 2 : 1;
-  double layer = of_layer(1);  // what a GPU becomes warm with
-  if (kinds == 2) layer += of_layer(2);
-  const double head = seconds([](const plan::Op& op) { return op.kind == plan::OpKind::loss; });
+  Seconds sum = of_layer(1);  // what a GPU becomes warm with
+  if (kinds == 2) sum += of_layer(2);
   const std::uint32_t layers = (workload.head_layer() - 1) / kinds;
-  return of_layer(0) + layer * layers + head;
+  sum *= layers;
+  sum += seconds([](const plan::Op& op) { return op.kind == plan::OpKind::loss; });
+  sum += of_layer(0);
+  return sum;
 }
 
 /// Copies between pinned memory and the device, of the size of a gradient slot.
@@ -116,20 +118,26 @@ void measure_link(offload::DeviceBackend& backend, Bytes bytes, const NormalNumb
   const auto up = backend.make_stream("calibrate h2d");
   const auto down = backend.make_stream("calibrate d2h");
   const auto amount = static_cast<double>(bytes.value());
-  rates.h2d = amount / least_seconds([&] {
-                up->upload(above.device(), source.host());
-                up->synchronize();
-              });
-  rates.d2h = amount / least_seconds([&] {
-                down->download(target.host(), below.device());
-                down->synchronize();
-              });
-  rates.h2d_d2h_combined = 2 * amount / least_seconds([&] {
-                             up->upload(above.device(), source.host());
-                             down->download(target.host(), below.device());
-                             up->synchronize();
-                             down->synchronize();
-                           });
+  const Seconds above_seconds = timed([&] {
+    up->upload(above.device(), source.host());
+    up->synchronize();
+  });
+  const Seconds below_seconds = timed([&] {
+    down->download(target.host(), below.device());
+    down->synchronize();
+  });
+  const Seconds both_seconds = timed([&] {
+    up->upload(above.device(), source.host());
+    down->download(target.host(), below.device());
+    up->synchronize();
+    down->synchronize();
+  });
+  rates.h2d = amount / above_seconds.usual;
+  rates.d2h = amount / below_seconds.usual;
+  rates.h2d_d2h_combined = 2 * amount / both_seconds.usual;
+  Seconds each_way = above_seconds;
+  each_way += below_seconds;
+  rates.link_pace = each_way.pace();
 }
 
 /// The fused update of a tile whose state lies on the device.
@@ -154,7 +162,7 @@ double update_rate(const config::TrainOptions& options, const plan::Workload& w,
   std::byte* const kept = state.device().address();
   const cpu_adam::UpdateRange range =
       cpu_adam::tile_range(layout, kept, kept, gradient.device().address(), where, where);
-  const double seconds = least_seconds([&] {
+  const Seconds seconds = timed([&] {
     stream->submit([&] {
       math->update({.format = kernel.format,
                     .gradient = kernel.gradient_dtype,
@@ -166,7 +174,7 @@ double update_rate(const config::TrainOptions& options, const plan::Workload& w,
   return static_cast<double>(count) *
          cpu_adam::bytes_per_parameter(kernel.format, kernel.gradient_dtype,
                                        kernel.parameter_dtype) /
-         seconds;
+         seconds.usual;
 }
 
 }  // namespace
@@ -176,7 +184,9 @@ DeviceRates measure_device(const CalibrationRequest& request) {
   const plan::Budgets& budgets = request.budgets;
   DeviceRates rates;
   const NormalNumbers numbers(request.options);
-  rates.flops = plan::micro_batch_flops(workload) / model_seconds(request, numbers);
+  const Seconds passes = model_seconds(request, numbers);
+  rates.flops = plan::micro_batch_flops(workload) / passes.usual;
+  rates.pace = passes.pace();
   const auto backend = make_backend(request.options, budgets, nullptr);
   const std::uint64_t slot = plan::gradient_slot_elements(workload).value();
   const Bytes parameters{slot * size_of(workload.compute)};

@@ -8,8 +8,10 @@ namespace spillway::engine {
 
 struct DeviceRates {
   double flops = 0;             ///< of FWD-BWD, over the whole model
+  plan::Pace pace{};            ///< of `flops`
   double h2d = 0, d2h = 0;      ///< bytes
   double h2d_d2h_combined = 0;  ///< bytes of both directions while both run
+  plan::Pace link_pace{};
   double update = 0;  ///< bytes of device memory of the fused update; 0: it has none of its own
 };
 

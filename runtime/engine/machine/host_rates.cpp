@@ -1,6 +1,9 @@
 #include "runtime/engine/machine/host_rates.hpp"
 
+#include <sys/resource.h>
+
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <memory>
 #include <vector>
@@ -12,8 +15,8 @@
 #include "offload/memory.hpp"
 #include "runtime/base/file.hpp"
 #include "runtime/engine/machine/calibration_sizes.hpp"
-#include "runtime/engine/machine/least_seconds.hpp"
 #include "runtime/engine/machine/normal_numbers.hpp"
+#include "runtime/engine/machine/timing.hpp"
 #include "runtime/engine/machine/update_bench.hpp"
 #include "runtime/engine/step/update_setup.hpp"
 #include "runtime/plan/placement/placement.hpp"
@@ -23,11 +26,23 @@ namespace {
 
 /// More than caches hold.
 constexpr std::size_t kCopiedBytes = std::size_t{64} << 20;
+/// Long enough that it is what a drive sustains, rather than what its cache takes at once.
+constexpr std::chrono::milliseconds kDiskTime{100};
+
+/// Returns the seconds that all threads of the process have spent on processors.
+double processor_seconds() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  const auto seconds = [](const timeval& time) {
+    return static_cast<double>(time.tv_sec) + 1e-6 * static_cast<double>(time.tv_usec);
+  };
+  return seconds(usage.ru_utime) + seconds(usage.ru_stime);
+}
 
 }  // namespace
 
-double measure_update(const config::TrainOptions& options, const plan::Workload& workload,
-                      std::size_t prefetch, Bytes room) {
+MeasuredRate measure_update(const config::TrainOptions& options, const plan::Workload& workload,
+                            std::size_t prefetch, Bytes room) {
   const cpu_adam::Kernel& kernel = update_kernel(options, workload);
   const ElementCount tile =
       std::min(ElementCount{options.tile_parameters}, plan::largest_block(workload));
@@ -38,18 +53,18 @@ double measure_update(const config::TrainOptions& options, const plan::Workload&
                                 .value();
   cpu_adam::WorkerPool workers({.threads = options.threads});
   UpdateBench bench(kernel, count, options.adam, workers);
-  const double seconds = least_seconds([&] { bench.pass(prefetch); });
-  return static_cast<double>(count) *
-         cpu_adam::bytes_per_parameter(kernel.format, kernel.gradient_dtype,
-                                       kernel.parameter_dtype) /
-         seconds;
+  const Seconds seconds = timed([&] { bench.pass(prefetch); });
+  const double bytes =
+      static_cast<double>(count) *
+      cpu_adam::bytes_per_parameter(kernel.format, kernel.gradient_dtype, kernel.parameter_dtype);
+  return {.usual = bytes / seconds.usual, .pace = seconds.pace()};
 }
 
 double measure_copy() {
   const auto from = std::make_unique<std::byte[]>(kCopiedBytes);
   const auto to = std::make_unique<std::byte[]>(kCopiedBytes);
-  const double seconds = least_seconds([&] { std::memcpy(to.get(), from.get(), kCopiedBytes); });
-  return static_cast<double>(kCopiedBytes) / seconds;
+  const Seconds seconds = timed([&] { std::memcpy(to.get(), from.get(), kCopiedBytes); });
+  return static_cast<double>(kCopiedBytes) / seconds.usual;
 }
 
 DiskRates measure_disks(const config::TrainOptions& options,
@@ -83,14 +98,26 @@ DiskRates measure_disks(const config::TrainOptions& options,
     for (Ticket& ticket : tickets) ticket.wait();
   };
   const auto bytes = static_cast<double>(buffer.size().value());
-  DiskRates rates;
   const auto write = [&](std::uint32_t i) {
     return store->write(TileIndex{i}, slice(i), checksum);
   };
-  rates.write = bytes / least_seconds([&] { all(write); });
   const auto read = [&](std::uint32_t i) { return store->read(TileIndex{i}, slice(i)); };
-  rates.read = bytes / least_seconds([&] { all(read); });
-  return rates;
+  const auto either = [&](std::uint32_t i) { return i % 2 == 0 ? read(i) : write(i); };
+  const Seconds writes = timed([&] { all(write); }, kDiskTime);
+  const double processor = processor_seconds();
+  const auto begin = std::chrono::steady_clock::now();
+  const Seconds reads = timed([&] { all(read); }, kDiskTime);
+  const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - begin;
+  const double cores = (processor_seconds() - processor) / taken.count();
+  const Seconds both = timed([&] { all(either); }, kDiskTime);
+  Seconds sum = reads;
+  sum += writes;
+  sum += both;
+  return {.read = bytes / reads.usual,
+          .write = bytes / writes.usual,
+          .combined = bytes / both.usual,
+          .pace = sum.pace(),
+          .cores = cores};
 }
 
 }  // namespace spillway::engine

@@ -9,6 +9,7 @@
 #include "runtime/base/units.hpp"
 #include "runtime/config/train_options.hpp"
 #include "runtime/engine/machine/machine_tuning.hpp"
+#include "runtime/plan/machine_profile.hpp"
 #include "runtime/plan/workload.hpp"
 
 namespace spillway::engine {
@@ -16,12 +17,17 @@ namespace spillway::engine {
 /// Cost of issuing an op and noticing its end: a queue, a wake-up and a poll.
 inline constexpr double kOpOverheadSeconds = 20e-6;
 
+struct MeasuredRate {
+  double usual = 0;
+  plan::Pace pace{};
+};
+
 /// Returns the bytes of memory a second of the fused update with all its workers, measured in at
 /// most `room`. `options`: resolved. Throws `Error{does_not_fit}` if the room does not suffice for
 /// one leaf.
-[[nodiscard]] double measure_update(const config::TrainOptions& options,
-                                    const plan::Workload& workload, std::size_t prefetch,
-                                    Bytes room);
+[[nodiscard]] MeasuredRate measure_update(const config::TrainOptions& options,
+                                          const plan::Workload& workload, std::size_t prefetch,
+                                          Bytes room);
 
 /// Measures the bytes a second of a copy from memory to memory, as those to a device that is the
 /// host's memory.
@@ -31,6 +37,9 @@ inline constexpr double kOpOverheadSeconds = 20e-6;
 struct DiskRates {
   double read = 0;
   double write = 0;
+  double combined = 0;  ///< of both while both work
+  plan::Pace pace{};
+  double cores = 0;  ///< that reads or writes keep busy
 };
 
 /// Measures the drives of `directories` together, through a store of tiles that is removed at the

@@ -8,8 +8,8 @@
 #include "runtime/base/error.hpp"
 #include "runtime/engine/device/compute_device.hpp"
 #include "runtime/engine/device/model_runtime.hpp"
-#include "runtime/engine/machine/least_seconds.hpp"
 #include "runtime/engine/machine/normal_numbers.hpp"
+#include "runtime/engine/machine/timing.hpp"
 #include "runtime/model/cuda/cuda_ops.hpp"
 #include "runtime/model/cuda/gemm/gemm_layout.hpp"
 

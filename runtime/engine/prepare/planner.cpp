@@ -18,6 +18,7 @@
 #include "runtime/plan/search/choose.hpp"
 #include "runtime/plan/search/fastest.hpp"
 #include "runtime/plan/search/speculation.hpp"
+#include "runtime/plan/step/step_builder.hpp"
 
 namespace spillway::engine {
 namespace {
@@ -60,8 +61,18 @@ void take_step(Planned& planned, plan::PlannedStep fastest, RankGroups& ranks) {
   }
   planned.placement = std::move(fastest.placement);
   planned.prediction = std::move(fastest.prediction);
-  planned.prediction.step_seconds =
-      seconds_of_job(ranks, planned.workload.stage.stretch, planned.prediction.step_seconds);
+  plan::Prediction& prediction = planned.prediction;
+  const auto of_job = [&](double seconds) {
+    return seconds_of_job(ranks, planned.workload.stage.stretch, seconds);
+  };
+  prediction.step_seconds = of_job(prediction.step_seconds);
+  if (planned.profile.paces == plan::Paces{}) return;
+  const plan::StepPlan step = plan::build_training_step(planned.workload, planned.placement);
+  const auto at = [&](double plan::Pace::*quarter) {
+    return plan::simulate(step, plan::at_pace(planned.profile, quarter)).step_seconds;
+  };
+  prediction.fast_seconds = of_job(at(&plan::Pace::fast));
+  prediction.slow_seconds = of_job(at(&plan::Pace::slow));
 }
 
 void note_speculation(const Planned& planned, const Note& note) {

@@ -139,12 +139,29 @@ plan::MachineProfile with_links(RankGroups& ranks, plan::MachineProfile mine) {
   return mine;
 }
 
+namespace {
+
+plan::CoreShares widest(const plan::CoreShares& a, const plan::CoreShares& b) {
+  return {.compute = std::max(a.compute, b.compute),
+          .update = std::max(a.update, b.update),
+          .copy = std::max(a.copy, b.copy),
+          .disk = std::max(a.disk, b.disk)};
+}
+
+plan::Pace wider(const plan::Pace& a, const plan::Pace& b) {
+  return {.fast = std::max(a.fast, b.fast), .slow = std::min(a.slow, b.slow)};
+}
+
+}  // namespace
+
 plan::MachineProfile slowest(RankGroups& ranks, const plan::MachineProfile& mine) {
   using Profile = plan::MachineProfile;
   constexpr double Profile::*kRates[] = {
       &Profile::gpu_flops,  &Profile::h2d,        &Profile::d2h,        &Profile::h2d_d2h_combined,
       &Profile::update,     &Profile::gpu_update, &Profile::net,        &Profile::net_node,
       &Profile::net_tensor, &Profile::nvme_read,  &Profile::nvme_write, &Profile::nvme_combined};
+  constexpr plan::Pace plan::Paces::*kPaces[] = {&plan::Paces::compute, &plan::Paces::link,
+                                                 &plan::Paces::update, &plan::Paces::disk};
   Profile result = mine;
   for (const Profile& other : ranks.gather(mine)) {
     for (const auto rate : kRates) {
@@ -153,7 +170,9 @@ plan::MachineProfile slowest(RankGroups& ranks, const plan::MachineProfile& mine
       if (theirs > 0) result.*rate = result.*rate > 0 ? std::min(result.*rate, theirs) : theirs;
     }
     result.op_overhead_seconds = std::max(result.op_overhead_seconds, other.op_overhead_seconds);
-    result.cpu_shares_gpu = result.cpu_shares_gpu || other.cpu_shares_gpu;
+    result.cores = widest(result.cores, other.cores);
+    for (const auto part : kPaces)
+      result.paces.*part = wider(result.paces.*part, other.paces.*part);
   }
   return result;
 }

@@ -172,12 +172,18 @@ double least_seconds(const Workload& workload, const LaneWork& work,
   const double gpu =
       seconds_of(work.flops, profile.gpu_flops) + seconds_of(work.gpu_bytes, profile.gpu_update);
   const double cpu = seconds_of(work.cpu, profile.update);
-  const double longest = std::max(
-      {gpu + ops * profile.op_overhead_seconds, profile.cpu_shares_gpu ? gpu + cpu : cpu,
-       seconds_of(work.up, profile.h2d), seconds_of(work.down, profile.d2h),
-       seconds_of(work.net, profile.net) + seconds_of(work.node, node_rate(profile)) +
-           seconds_of(work.tensor, tensor_rate(profile)),
-       seconds_of(work.read, profile.nvme_read), seconds_of(work.written, profile.nvme_write)});
+  const double up = seconds_of(work.up, profile.h2d);
+  const double down = seconds_of(work.down, profile.d2h);
+  const double read = seconds_of(work.read, profile.nvme_read);
+  const double written = seconds_of(work.written, profile.nvme_write);
+  const CoreShares& cores = profile.cores;
+  const double on_cores = gpu * cores.compute + cpu * cores.update + (up + down) * cores.copy +
+                          (read + written) * cores.disk;
+  const double longest =
+      std::max({gpu + ops * profile.op_overhead_seconds, cpu, up, down, read, written,
+                cores.compute > 0 ? on_cores : 0,
+                seconds_of(work.net, profile.net) + seconds_of(work.node, node_rate(profile)) +
+                    seconds_of(work.tensor, tensor_rate(profile))});
   return longest * (1 - kSumRounding);
 }
 

@@ -37,11 +37,19 @@ double kept_rate(double combined, double first, double second) {
   return std::min(1.0, combined / (first + second));
 }
 
-std::array<SharedResource, 3> shared_resources(const MachineProfile& profile) {
+std::array<SharedResource, 2> shared_resources(const MachineProfile& profile) {
   return {{{Lane::h2d, Lane::d2h, kept_rate(profile.h2d_d2h_combined, profile.h2d, profile.d2h)},
            {Lane::nvme_read, Lane::nvme_write,
-            kept_rate(profile.nvme_combined, profile.nvme_read, profile.nvme_write)},
-           {Lane::gpu, Lane::cpu, profile.cpu_shares_gpu ? 0.5 : 1.0}}};
+            kept_rate(profile.nvme_combined, profile.nvme_read, profile.nvme_write)}}};
+}
+
+std::array<double, kMachineLanes> core_shares(const CoreShares& cores) {
+  std::array<double, kMachineLanes> shares{};
+  shares[index_of(Lane::gpu)] = cores.compute;
+  shares[index_of(Lane::cpu)] = cores.update;
+  shares[index_of(Lane::h2d)] = shares[index_of(Lane::d2h)] = cores.copy;
+  shares[index_of(Lane::nvme_read)] = shares[index_of(Lane::nvme_write)] = cores.disk;
+  return shares;
 }
 
 /// A lane's queue and the op that it runs.
@@ -70,7 +78,10 @@ class Simulation {
  public:
   Simulation(std::span<const StepPlan* const> plans, const MachineProfile& profile,
              double limit = std::numeric_limits<double>::infinity())
-      : profile_(profile), shared_(shared_resources(profile)), limit_(limit * (1 + kSumRounding)) {
+      : profile_(profile),
+        shared_(shared_resources(profile)),
+        core_shares_(core_shares(profile.cores)),
+        limit_(limit * (1 + kSumRounding)) {
     for (const StepPlan* plan : plans) {
       SimulatedRank& rank = ranks_.emplace_back();
       rank.plan = plan;
@@ -197,7 +208,19 @@ class Simulation {
       if (!rank.lanes[first].working() || !rank.lanes[second].working()) continue;
       speed[first] = speed[second] = shared.kept;
     }
+    if (profile_.cores.compute > 0) divide_cores(rank, speed);
     return speed;
+  }
+
+  void divide_cores(const SimulatedRank& rank, std::array<double, kMachineLanes>& speed) const {
+    double wanted = 0;
+    for (std::size_t i = 0; i < kMachineLanes; ++i) {
+      if (rank.lanes[i].working()) wanted += core_shares_[i];
+    }
+    if (wanted <= 1) return;
+    for (std::size_t i = 0; i < kMachineLanes; ++i) {
+      if (rank.lanes[i].working() && core_shares_[i] > 0) speed[i] /= wanted;
+    }
   }
 
   /// Returns when the step ends at the earliest: no lane works faster than alone.
@@ -294,7 +317,8 @@ class Simulation {
   }
 
   const MachineProfile& profile_;
-  std::array<SharedResource, 3> shared_;
+  std::array<SharedResource, 2> shared_;
+  std::array<double, kMachineLanes> core_shares_;
   const double limit_;  ///< seconds beyond which nobody asks
   std::vector<SimulatedRank> ranks_;
   double now_ = 0;

@@ -4,10 +4,11 @@
 // have started and its dependencies are complete. It first takes the profile's fixed overhead,
 // during which it disturbs nobody, then its work. Alone, the work takes bytes / rate of its lane;
 // on the gpu lane the longer of flops / gpu_flops and bytes / gpu_update; on the cpu lane bytes /
-// update. Two lanes that share a resource (nvme_read and nvme_write, h2d and d2h, cpu and gpu where
-// they divide the same cores) slow each other while both work: each keeps the same fraction of its
-// own rate, so that together they reach the measured combined rate (cpu and gpu: half each). Rates
-// change at events only, so times are exact up to rounding and independent of any step size.
+// update. Two lanes that share a resource (nvme_read and nvme_write, h2d and d2h) slow each other
+// while both work: each keeps the same fraction of its own rate, so that together they reach the
+// measured combined rate. Lanes of a host backend that want more than all cores (CoreShares) slow
+// each other likewise. Rates change at events only, so times are exact up to rounding and
+// independent of any step size.
 //
 // Pure functions, any thread.
 #pragma once
@@ -40,6 +41,9 @@ struct LaneUse {
 struct Prediction {
   std::vector<OpTiming> ops;  ///< by op of the plan
   double step_seconds = 0;
+  /// The step on a machine at the pace of the faster and of the slower quarter of its measurements;
+  /// both 0: its rates have no quarters.
+  double fast_seconds = 0, slow_seconds = 0;
   std::array<LaneUse, kMachineLanes> lanes;
   double gpu_idle = 0;  ///< step_seconds less the gpu lane's busy time
   /// The lane with the longest part of the critical path; the earlier lane of equals; gpu if empty.

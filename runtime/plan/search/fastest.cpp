@@ -276,9 +276,9 @@ std::vector<BlockCut> open_cuts(const Workload& workload, const PlacementRequest
   std::erase_if(cuts, [&](const BlockCut& cut) {
     if (!allows(workload, request, cut)) return true;
     const bool updates = cut.state == Tier::device && !request.state;
-    // The copies of a host backend cost it FWD-BWD time, which the simulator does not see.
+    // A host backend's memory is the host's: a copy costs FWD-BWD its cores and wins nothing.
     const bool leaves = cut.saved && cut.saved != Tier::device && !request.keep;
-    return (updates && profile.gpu_update == 0) || (leaves && profile.cpu_shares_gpu);
+    return (updates && profile.gpu_update == 0) || (leaves && profile.cores.compute > 0);
   });
   return cuts;
 }

@@ -118,12 +118,13 @@ plan::MachineProfile EmbeddedForecast::measure() const {
   const Bytes room = room_in(read_memory_budget());
   plan::MachineProfile rates;
   rates.op_overhead_seconds = kOpOverheadSeconds;
-  rates.update = measure_update(train, workload_, 0, room);
+  rates.update = measure_update(train, workload_, 0, room).usual;
   if (options_.device == config::DeviceKind::host) rates.h2d = rates.d2h = measure_copy();
   if (!options_.nvme.empty()) {
     const DiskRates disks = measure_disks(train, options_.nvme, {}, room);
     rates.nvme_read = disks.read;
     rates.nvme_write = disks.write;
+    rates.nvme_combined = disks.combined;
   }
   return rates;
 }
@@ -133,7 +134,7 @@ double EmbeddedForecast::step_seconds(const plan::MachineProfile& rates,
   check(std::isfinite(pass_seconds) && pass_seconds >= 0, ErrorCode::invalid_argument,
         fmt::format("the passes of a step take {} s; give seconds of at least 0", pass_seconds));
   plan::MachineProfile machine = rates;
-  machine.cpu_shares_gpu = options_.device == config::DeviceKind::host;
+  if (options_.device == config::DeviceKind::host) machine.cores = {.compute = 1, .update = 1};
   const double each =
       workload_.streams_external ? pass_seconds / passes_of_step(options_) : pass_seconds;
   double seconds = 0;
