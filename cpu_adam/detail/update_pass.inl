@@ -41,14 +41,35 @@ inline void update_vector(const LaneScalars& s, Moments<Format>& moments, const 
   moments.template write<Out == Output::stream_all>(s, range, i, k, next);
 }
 
+template <StateFormat Format, DType Gradient, Rule Which, Output Out>
+inline void update_pair(const LaneScalars& s, Moments<Format>& moments, const UpdateRange& range,
+                        std::size_t first, std::size_t k) {
+  const std::size_t i = first + k;
+  const lanes::Pair none{lanes::set(0), lanes::set(0)};
+  const lanes::Pair master = load_master_pair(range, i);
+  const lanes::Pair m = Which == Rule::adamw || s.has_m ? moments.m(range, i) : none;
+  const lanes::Pair v = Which == Rule::adamw || s.has_v ? moments.v(range, i) : none;
+  const lanes::Pair gradient = widen_pair<Gradient>(range.gradient, i);
+  const LaneState even = step<Which>(s, {master.even, m.even, v.even}, gradient.even);
+  const LaneState odd = step<Which>(s, {master.odd, m.odd, v.odd}, gradient.odd);
+  store_master_pair<Out == Output::stream_all>(range, i, {even.master, odd.master});
+  moments.template write<Out == Output::stream_all>(s, range, i, k, {even.m, odd.m},
+                                                    {even.v, odd.v});
+}
+
 template <StateFormat Format, DType Gradient, DType Parameter, Rule Which, Output Out>
 inline void update_visit(const LaneScalars& s, const UpdateRange& range, std::size_t first) {
   Moments<Format> moments;
   moments.open(s, range, first);
   if constexpr (Format == StateFormat::int8) {
-    SPILLWAY_UNROLL_BY_4
-    for (std::size_t k = 0; k < Moments<Format>::kVisit; k += lanes::kWidth) {
-      update_vector<Format, Gradient, Parameter, Which, Out>(s, moments, range, first, k);
+    SPILLWAY_UNROLL_BY_2
+    for (std::size_t k = 0; k < Moments<Format>::kVisit; k += kPairWidth) {
+      update_pair<Format, Gradient, Which, Out>(s, moments, range, first, k);
+    }
+  } else if constexpr (kPaired<Format>) {
+    SPILLWAY_UNROLL
+    for (std::size_t k = 0; k < Moments<Format>::kVisit; k += kPairWidth) {
+      update_pair<Format, Gradient, Which, Out>(s, moments, range, first, k);
     }
   } else {
     SPILLWAY_UNROLL
@@ -161,7 +182,7 @@ struct PaddedVisit {
   alignas(kCacheLine) std::byte parameters[kSize] = {};
   float scales[2] = {};
 
-  [[nodiscard]] UpdateRange range(const UpdateRange& whole, std::size_t first) {
+  [[nodiscard]] UpdateRange range(std::uint64_t index) {
     return {.gradient = gradient,
             .master_in = master,
             .m_in = m,
@@ -174,7 +195,7 @@ struct PaddedVisit {
             .scales_out = scales,
             .parameters_out = parameters,
             .count = Moments<Format>::kVisit,
-            .index = whole.index + first};
+            .index = index};
   }
 };
 
@@ -186,6 +207,13 @@ inline void copy_part(void* target, const void* source, std::size_t size, std::s
               static_cast<const std::byte*>(source) + source_first * size, count * size);
 }
 
+/// Place of element `first` in its visit. In format bf16 visits are whole in the index, for
+/// unmixed_bits; in the others they may start anywhere.
+template <StateFormat Format>
+inline std::size_t place_in_visit(const UpdateRange& range, std::size_t first) {
+  return Format == StateFormat::bf16 ? (range.index + first) % Moments<Format>::kVisit : 0;
+}
+
 /// Fewer elements than a visit: through padded copies, so that the arithmetic is the same.
 template <StateFormat Format, DType Gradient, DType Parameter, Rule Which, Output Out>
 void update_partial(const LaneScalars& s, const UpdateRange& range, std::size_t first,
@@ -194,39 +222,49 @@ void update_partial(const LaneScalars& s, const UpdateRange& range, std::size_t 
   constexpr std::size_t kMaster = master_size(Format);
   constexpr std::size_t kMoment = moment_size(Format);
   const std::size_t block = first / kQuantizationBlock;
+  const std::size_t place = place_in_visit<Format>(range, first);
   PaddedVisit<Format> visit;
-  copy_part(visit.gradient, range.gradient, size_of(Gradient), 0, first, count);
-  copy_part(visit.master, range.master_in, kMaster, 0, first, count);
-  if (s.has_m) copy_part(visit.m, range.m_in, kMoment, 0, first, count);
-  if (s.has_v) copy_part(visit.v, range.v_in, kMoment, 0, first, count);
+  copy_part(visit.gradient, range.gradient, size_of(Gradient), place, first, count);
+  copy_part(visit.master, range.master_in, kMaster, place, first, count);
+  if (s.has_m) copy_part(visit.m, range.m_in, kMoment, place, first, count);
+  if (s.has_v) copy_part(visit.v, range.v_in, kMoment, place, first, count);
   if constexpr (Format == StateFormat::int8) {
     copy_part(visit.scales, range.scales_in, sizeof visit.scales, 0, block, 1);
   }
   if constexpr (needs_parameters(Format)) {
-    copy_part(visit.parameters, range.parameters_in, 2, 0, first, count);
+    copy_part(visit.parameters, range.parameters_in, 2, place, first, count);
   }
   constexpr Output kPaddedOut = Out == Output::none ? Output::none : Output::store;
-  update_visits<Format, Gradient, Parameter, Which, kPaddedOut>(s, visit.range(range, first), 0, 1);
-  copy_part(range.master_out, visit.master, kMaster, first, 0, count);
-  if (s.has_m) copy_part(range.m_out, visit.m, kMoment, first, 0, count);
-  if (s.has_v) copy_part(range.v_out, visit.v, kMoment, first, 0, count);
+  update_visits<Format, Gradient, Parameter, Which, kPaddedOut>(
+      s, visit.range(range.index + first - place), 0, 1);
+  copy_part(range.master_out, visit.master, kMaster, first, place, count);
+  if (s.has_m) copy_part(range.m_out, visit.m, kMoment, first, place, count);
+  if (s.has_v) copy_part(range.v_out, visit.v, kMoment, first, place, count);
   if constexpr (Format == StateFormat::int8) {
     copy_part(range.scales_out, visit.scales, sizeof visit.scales, block, 0, 1);
   }
   if constexpr (Out != Output::none) {
-    copy_part(range.parameters_out, visit.parameters, size_of(Parameter), first, 0, count);
+    copy_part(range.parameters_out, visit.parameters, size_of(Parameter), first, place, count);
   }
+}
+
+/// Elements before the first whole visit.
+template <StateFormat Format, DType Parameter, Output Out>
+std::size_t head_of(const UpdateRange& range) {
+  std::size_t head = 0;
+  if constexpr (Out == Output::stream_parameters) {
+    const auto address = reinterpret_cast<std::uintptr_t>(range.parameters_out);
+    head = (kCacheLine - address % kCacheLine) % kCacheLine / size_of(Parameter);
+  } else if (const std::size_t place = place_in_visit<Format>(range, 0); place != 0) {
+    head = Moments<Format>::kVisit - place;
+  }
+  return std::min(head, range.count);
 }
 
 template <StateFormat Format, DType Gradient, DType Parameter, Rule Which, Output Out>
 void update_range(const LaneScalars& s, const UpdateRange& range) {
-  std::size_t head = 0;
-  if constexpr (Out == Output::stream_parameters) {
-    const auto address = reinterpret_cast<std::uintptr_t>(range.parameters_out);
-    const std::size_t to_line = (kCacheLine - address % kCacheLine) % kCacheLine;
-    head = std::min(to_line / size_of(Parameter), range.count);
-    update_partial<Format, Gradient, Parameter, Which, Out>(s, range, 0, head);
-  }
+  const std::size_t head = head_of<Format, Parameter, Out>(range);
+  update_partial<Format, Gradient, Parameter, Which, Out>(s, range, 0, head);
   const std::size_t visits = (range.count - head) / Moments<Format>::kVisit;
   const std::size_t tail = head + visits * Moments<Format>::kVisit;
   update_visits<Format, Gradient, Parameter, Which, Out>(s, range, head, visits);
@@ -252,7 +290,7 @@ void update_with(const LaneScalars& s, const UpdateRange& range) {
       return update_range<Format, Gradient, Parameter, Which, Output::none>(s, range);
     }
   }
-  if (streams_all(range)) {
+  if (streams_all(range) && place_in_visit<Format>(range, 0) == 0) {
     return update_range<Format, Gradient, Parameter, Which, Output::stream_all>(s, range);
   }
   if constexpr (Format == StateFormat::fp32 && Parameter != DType::fp32) {
