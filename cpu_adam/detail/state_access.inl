@@ -145,35 +145,14 @@ struct Moments {
   void close(const LaneScalars&, const UpdateRange&, std::size_t) {}
 };
 
-/// rounding_bits, before they are mixed for the last time, of parameters of one visit. `places`:
-/// the index in the visit. `visit`: the rest of the index, which is a multiple of the visit's
-/// length. Key and first mixing are the visit's alone: they shift no bit of a place anywhere.
-inline lanes::Int unmixed_bits(RoundingKey key, std::uint32_t visit, lanes::Int places) {
-  const std::uint32_t keyed = visit ^ key.first;
-  lanes::Int x = lanes::xor_int(lanes::set_int(keyed ^ keyed >> 16), places);
-  x = lanes::mul_int(x, lanes::set_int(0x7feb352dU));
-  x = lanes::xor_int(x, lanes::shift_right<15>(x));
-  x = lanes::xor_int(x, lanes::set_int(key.second));
-  return lanes::mul_int(x, lanes::set_int(0x846ca68bU));
-}
-
-/// Random bits of one vector: 16 to round m and 16 to round v.
-struct RandomLanes {
-  lanes::Int m, v;
-};
-
-inline RandomLanes random_lanes(RoundingKey key, std::uint32_t visit, lanes::Int places) {
-  const lanes::Int x = unmixed_bits(key, visit, places);
-  const lanes::Int upper = lanes::shift_right<16>(x);
-  return {.m = lanes::and_int(lanes::xor_int(x, upper), lanes::set_int(0xffffU)), .v = upper};
-}
-
 template <>
 struct Moments<StateFormat::bf16> {
-  static constexpr std::size_t kVisit = 64;
+  static constexpr std::size_t kVisit = 256;
 
-  void open(const LaneScalars&, const UpdateRange& range, std::size_t first) {
-    visit_ = static_cast<std::uint32_t>(range.index + first);
+  void open(const LaneScalars& s, const UpdateRange& range, std::size_t first) {
+    const std::uint32_t keyed = static_cast<std::uint32_t>(range.index + first) ^ s.key.first;
+    visit_ = lanes::set_int(keyed ^ keyed >> 16);
+    second_key_ = lanes::set_int(s.key.second);
   }
   lanes::Pair m(const UpdateRange& range, std::size_t i) const {
     return lanes::pair_from_bf16(load_halves(range.m_in, i));
@@ -183,21 +162,38 @@ struct Moments<StateFormat::bf16> {
   }
   template <bool Stream>
   void write(const LaneScalars& s, const UpdateRange& range, std::size_t i, std::size_t k,
-             const lanes::Pair& m, const lanes::Pair& v) {
-    const lanes::Int places = lanes::shift_left<1>(lanes::iota());
-    const auto first = static_cast<std::uint32_t>(k);
-    const RandomLanes even =
-        random_lanes(s.key, visit_, lanes::xor_int(places, lanes::set_int(first)));
-    const RandomLanes odd =
-        random_lanes(s.key, visit_, lanes::xor_int(places, lanes::set_int(first + 1)));
-    if (s.has_m) put_halves<Stream>(out_at<2>(range.m_out, i), lanes::round_pair(m, even.m, odd.m));
-    if (s.has_v) put_halves<Stream>(out_at<2>(range.v_out, i), lanes::round_pair(v, even.v, odd.v));
+             const lanes::Pair& m, const lanes::Pair& v) const {
+    const lanes::Int even = unmixed_bits(k);
+    const lanes::Int odd = unmixed_bits(k + 1);
+    const lanes::Int upper_even = lanes::shift_right<16>(even);
+    const lanes::Int upper_odd = lanes::shift_right<16>(odd);
+    if (s.has_m) {
+      const lanes::Int lower = lanes::set_int(0xffffU);
+      put_halves<Stream>(
+          out_at<2>(range.m_out, i),
+          lanes::round_pair(m, lanes::and_int(lanes::xor_int(even, upper_even), lower),
+                            lanes::and_int(lanes::xor_int(odd, upper_odd), lower)));
+    }
+    if (s.has_v) {
+      put_halves<Stream>(out_at<2>(range.v_out, i), lanes::round_pair(v, upper_even, upper_odd));
+    }
   }
   template <bool Stream>
   void close(const LaneScalars&, const UpdateRange&, std::size_t) {}
 
  private:
-  std::uint32_t visit_;
+  /// rounding_bits of every other parameter from `place` in the visit on, before they are mixed for
+  /// the last time. Key and first mixing are the visit's alone: a visit is whole in the index, so
+  /// they shift no bit of a place anywhere.
+  [[nodiscard]] lanes::Int unmixed_bits(std::size_t place) const {
+    const lanes::Int places = lanes::xor_int(lanes::shift_left<1>(lanes::iota()),
+                                             lanes::set_int(static_cast<std::uint32_t>(place)));
+    lanes::Int x = lanes::mul_int(lanes::xor_int(visit_, places), lanes::set_int(0x7feb352dU));
+    x = lanes::xor_int(x, lanes::shift_right<15>(x));
+    return lanes::mul_int(lanes::xor_int(x, second_key_), lanes::set_int(0x846ca68bU));
+  }
+
+  lanes::Int visit_, second_key_;
 };
 
 /// A visit is one quantization block, whose scales are known once all of it has been updated.
@@ -228,14 +224,8 @@ struct Moments<StateFormat::int8> {
   template <bool Stream>
   void write(const LaneScalars& s, const UpdateRange&, std::size_t, std::size_t k,
              const lanes::Pair& m, const lanes::Pair& v) {
-    if (s.has_m) {
-      remember(m_ + k, m.even, lanes::abs(m.even), m_largest_);
-      remember(m_ + k + lanes::kWidth, m.odd, lanes::abs(m.odd), m_largest_);
-    }
-    if (s.has_v) {  // it has no sign to take away
-      remember(v_ + k, v.even, v.even, v_largest_);
-      remember(v_ + k + lanes::kWidth, v.odd, v.odd, v_largest_);
-    }
+    if (s.has_m) remember(m_ + k, m, {lanes::abs(m.even), lanes::abs(m.odd)}, m_largest_);
+    if (s.has_v) remember(v_ + k, v, v, v_largest_);  // it has no sign to take away
   }
   template <bool Stream>
   void close(const LaneScalars& s, const UpdateRange& range, std::size_t first) {
@@ -274,10 +264,13 @@ struct Moments<StateFormat::int8> {
   static const std::byte* byte_at(const void* base, std::size_t i) {
     return static_cast<const std::byte*>(base) + i;
   }
-  static void remember(float* target, lanes::Float value, lanes::Float magnitude,
+  static void remember(float* target, const lanes::Pair& value, const lanes::Pair& magnitude,
                        lanes::Int& largest) {
-    lanes::store(target, value);
-    largest = lanes::max_unsigned(largest, lanes::bits(magnitude));
+    lanes::store(target, value.even);
+    lanes::store(target + lanes::kWidth, value.odd);
+    const lanes::Int larger =
+        lanes::max_unsigned(lanes::bits(magnitude.even), lanes::bits(magnitude.odd));
+    largest = lanes::max_unsigned(largest, larger);
   }
   static float store_scale(std::byte* target, lanes::Int largest) {
     const std::uint32_t bits = lanes::largest_lane(largest);

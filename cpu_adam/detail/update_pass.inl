@@ -41,36 +41,88 @@ inline void update_vector(const LaneScalars& s, Moments<Format>& moments, const 
   moments.template write<Out == Output::stream_all>(s, range, i, k, next);
 }
 
-template <StateFormat Format, DType Gradient, Rule Which, Output Out>
+template <StateFormat Format, DType Gradient, Output Out>
 inline void update_pair(const LaneScalars& s, Moments<Format>& moments, const UpdateRange& range,
                         std::size_t first, std::size_t k) {
+  constexpr bool kStream = Out == Output::stream_all;
   const std::size_t i = first + k;
   const lanes::Pair none{lanes::set(0), lanes::set(0)};
   const lanes::Pair master = load_master_pair(range, i);
-  const lanes::Pair m = Which == Rule::adamw || s.has_m ? moments.m(range, i) : none;
-  const lanes::Pair v = Which == Rule::adamw || s.has_v ? moments.v(range, i) : none;
+  const lanes::Pair m = s.has_m ? moments.m(range, i) : none;
+  const lanes::Pair v = s.has_v ? moments.v(range, i) : none;
   const lanes::Pair gradient = widen_pair<Gradient>(range.gradient, i);
-  const LaneState even = step<Which>(s, {master.even, m.even, v.even}, gradient.even);
-  const LaneState odd = step<Which>(s, {master.odd, m.odd, v.odd}, gradient.odd);
-  store_master_pair<Out == Output::stream_all>(range, i, {even.master, odd.master});
-  moments.template write<Out == Output::stream_all>(s, range, i, k, {even.m, odd.m},
-                                                    {even.v, odd.v});
+  const LaneState even = step<Rule::general>(s, {master.even, m.even, v.even}, gradient.even);
+  const LaneState odd = step<Rule::general>(s, {master.odd, m.odd, v.odd}, gradient.odd);
+  moments.template write<kStream>(s, range, i, k, {even.m, odd.m}, {even.v, odd.v});
+  store_master_pair<kStream>(range, i, {even.master, odd.master});
+}
+
+/// Numerators and denominators of a visit's steps, each pair as its even and then its odd elements.
+template <StateFormat Format>
+struct VisitSteps {
+  alignas(kCacheLine) float m[Moments<Format>::kVisit];
+  alignas(kCacheLine) float denominators[Moments<Format>::kVisit];
+};
+
+template <StateFormat Format, DType Gradient, Output Out>
+inline void update_moments_pair(const LaneScalars& s, Moments<Format>& moments,
+                                const UpdateRange& range, std::size_t first, std::size_t k,
+                                VisitSteps<Format>& steps) {
+  const std::size_t i = first + k;
+  const lanes::Pair landed = widen_pair<Gradient>(range.gradient, i);
+  const lanes::Pair g{landed.even * s.gradient_scale, landed.odd * s.gradient_scale};
+  const lanes::Pair old_v = moments.v(range, i);
+  const lanes::Pair v{adam_v(s, old_v.even, g.even), adam_v(s, old_v.odd, g.odd)};
+  lanes::store(steps.denominators + k, adam_denominator(s, v.even));
+  lanes::store(steps.denominators + k + lanes::kWidth, adam_denominator(s, v.odd));
+  const lanes::Pair old_m = moments.m(range, i);
+  const lanes::Pair m{adam_m(s, old_m.even, g.even), adam_m(s, old_m.odd, g.odd)};
+  lanes::store(steps.m + k, m.even);
+  lanes::store(steps.m + k + lanes::kWidth, m.odd);
+  moments.template write<Out == Output::stream_all>(s, range, i, k, m, v);
+}
+
+template <StateFormat Format, Output Out>
+inline void update_master_pair(const LaneScalars& s, const UpdateRange& range, std::size_t first,
+                               std::size_t k, const VisitSteps<Format>& steps) {
+  const lanes::Pair old = load_master_pair(range, first + k);
+  const auto next = [&](lanes::Float master, std::size_t at) {
+    return adam_master(s, lanes::load(steps.m + at), lanes::load(steps.denominators + at),
+                       master * s.decay_factor);
+  };
+  store_master_pair<Out == Output::stream_all>(
+      range, first + k, {next(old.even, k), next(old.odd, k + lanes::kWidth)});
+}
+
+/// One visit in pairs. AdamW goes over it twice: a pair has so many operations that no processor
+/// looks far enough ahead to find others while it waits for square root and quotient in turn.
+template <StateFormat Format, DType Gradient, Rule Which, Output Out>
+inline void update_pairs(const LaneScalars& s, Moments<Format>& moments, const UpdateRange& range,
+                         std::size_t first) {
+  constexpr std::size_t kVisit = Moments<Format>::kVisit;
+  if constexpr (Which == Rule::adamw) {
+    VisitSteps<Format> steps;
+    SPILLWAY_UNROLL_BY_2
+    for (std::size_t k = 0; k < kVisit; k += kPairWidth) {
+      update_moments_pair<Format, Gradient, Out>(s, moments, range, first, k, steps);
+    }
+    SPILLWAY_UNROLL_BY_2
+    for (std::size_t k = 0; k < kVisit; k += kPairWidth) {
+      update_master_pair<Format, Out>(s, range, first, k, steps);
+    }
+  } else {
+    for (std::size_t k = 0; k < kVisit; k += kPairWidth) {
+      update_pair<Format, Gradient, Out>(s, moments, range, first, k);
+    }
+  }
 }
 
 template <StateFormat Format, DType Gradient, DType Parameter, Rule Which, Output Out>
 inline void update_visit(const LaneScalars& s, const UpdateRange& range, std::size_t first) {
   Moments<Format> moments;
   moments.open(s, range, first);
-  if constexpr (Format == StateFormat::int8) {
-    SPILLWAY_UNROLL_BY_2
-    for (std::size_t k = 0; k < Moments<Format>::kVisit; k += kPairWidth) {
-      update_pair<Format, Gradient, Which, Out>(s, moments, range, first, k);
-    }
-  } else if constexpr (kPaired<Format>) {
-    SPILLWAY_UNROLL
-    for (std::size_t k = 0; k < Moments<Format>::kVisit; k += kPairWidth) {
-      update_pair<Format, Gradient, Which, Out>(s, moments, range, first, k);
-    }
+  if constexpr (kPaired<Format>) {
+    update_pairs<Format, Gradient, Which, Out>(s, moments, range, first);
   } else {
     SPILLWAY_UNROLL
     for (std::size_t k = 0; k < Moments<Format>::kVisit; k += lanes::kWidth) {
