@@ -58,8 +58,19 @@ struct DynamicMap {
     thresholds[next] = numbered(1 - 0.225 / cells(kDecades - 1), next);
     return thresholds;
   }();
+  /// The first threshold that is looked up. The signed map's before it, which parts zero from a
+  /// decade of one cell, is in that cell's line too.
+  static constexpr std::size_t kFirst = Extra == 0 ? 1 : 0;
   /// Below it the code does not depend on y: zero, or (unsigned) the lowest but zero.
-  static constexpr float kSmallest = Extra == 0 ? 1e-9F : 0.1625e-6F;
+  static constexpr float kSmallest = Extra == 0 ? 1e-7F : 0.1625e-6F;
+
+  /// Returns the least slope with which a line through zero is 1 at `threshold`.
+  static constexpr float slope_to_one(float threshold) {
+    float slope = 1 / threshold;
+    while (slope * threshold < 1)
+      slope = std::bit_cast<float>(std::bit_cast<std::uint32_t>(slope) + 1);
+    return slope;
+  }
 
   /// By the number of thresholds passed: rank = floor(min(slope * y + offset, cap)).
   struct Lines {
@@ -77,6 +88,10 @@ struct DynamicMap {
       lines.cap[k] = static_cast<float>(first + n - 1);
     }
     lines.offset[kZero + 7] = lines.cap[kZero + 7] = Extra == 0 ? 128 : 255;
+    if (Extra == 0) {
+      lines.slope[kZero] = slope_to_one(kThresholds[0]);
+      lines.offset[kZero] = 0;
+    }
     return lines;
   }();
   static constexpr const std::array<float, 16>& kRankSlope = kLines.slope;
@@ -120,14 +135,35 @@ struct DynamicMap {
     for (std::size_t k = 0; k < 16; ++k) {
       const double end = power_of_two(2 * static_cast<int>(k) - 29);
       const double start = end / 4;
-      std::uint32_t below = 0;
-      for (const float threshold : kThresholds) below += threshold < start ? 1 : 0;
-      octaves[k] = numbered(1e38, below);
-      for (const float threshold : kThresholds) {
-        if (threshold >= start && threshold < end) octaves[k] = threshold;
-      }
+      std::size_t below = kFirst;
+      while (below < kThresholdCount && kThresholds[below] < start) ++below;
+      const bool inside = below < kThresholdCount && kThresholds[below] < end;
+      octaves[k] = inside ? kThresholds[below] : numbered(1e38, below);
     }
     return octaves;
+  }();
+
+  /// Numbers ranges of y, each about a decade long and with one threshold inside, by the upper half
+  /// of y's bits, which is nearly a logarithm: 425.56 of it are 10^(1 / 1.0009).
+  static constexpr std::uint32_t kRangeFactor = 154;
+  static constexpr std::uint32_t range_of(float y) {
+    return (std::bit_cast<std::uint32_t>(y) >> 16) * kRangeFactor >> 16;
+  }
+  /// Threshold in each range of y from kSmallest on, by the lower three bits of the range's number.
+  static constexpr std::array<float, 8> kRanges = [] {
+    std::array<float, 8> ranges{};
+    ranges[range_of(kSmallest) % 8] = numbered(1e38, kFirst);
+    for (std::size_t k = kFirst; k < kThresholdCount; ++k) {
+      ranges[range_of(kThresholds[k]) % 8] = kThresholds[k];
+    }
+    return ranges;
+  }();
+  static constexpr bool kOneThresholdARange = [] {
+    std::uint32_t number = range_of(kSmallest);
+    for (std::size_t k = kFirst; k < kThresholdCount; ++k) {
+      if (range_of(kThresholds[k]) != ++number) return false;
+    }
+    return range_of(1.0F) == number;
   }();
 };
 
@@ -135,5 +171,6 @@ struct DynamicMap {
 
 using SignedMap = detail::DynamicMap<0>;
 using UnsignedMap = detail::DynamicMap<1>;
+static_assert(SignedMap::kOneThresholdARange && UnsignedMap::kOneThresholdARange);
 
 }  // namespace spillway::cpu_adam

@@ -36,29 +36,26 @@ struct Codes {
     return lanes::fma(place, lanes::permute(values.slope, octave),
                       lanes::with_sign_of(offset, place));
   }
-  static lanes::Float decode_unsigned(const Values& values, lanes::Int position) {
-    const lanes::Float place = lanes::to_float(position);
+  static lanes::Float decode_unsigned(const Values& values, lanes::Int code) {
+    const lanes::Float place = lanes::to_float(lanes::add_int(code, lanes::set_int(1)));
     const lanes::Int octave = lanes::shift_right<23>(lanes::bits(place));
     const lanes::Float value = lanes::fma(place, lanes::permute(values.slope, octave),
                                           lanes::permute(values.offset, octave));
-    return lanes::zero_where_equal(position, lanes::set_int(1), value);
+    return lanes::zero_where_zero(code, value);
   }
   template <class Map>
   static lanes::Float rank(lanes::Float y) {
-    const lanes::Int pair = lanes::shift_right<24>(lanes::bits(y));
-    const lanes::Float threshold = lanes::permute(
-        lanes::load(Map::kOctaves.data()), lanes::load(Map::kOctaves.data() + lanes::kWidth), pair);
+    const lanes::Int range = lanes::upper_half_times(lanes::bits(y), Map::kRangeFactor);
+    const lanes::Float threshold = lanes::permute(lanes::load(Map::kRanges.data()), range);
     const lanes::Int decade = lanes::one_more_where_at_least(lanes::bits(threshold), y, threshold);
     const lanes::Float line =
         lanes::fma(entry<Map>(Map::kRankSlope, decade), y, entry<Map>(Map::kRankOffset, decade));
-    const lanes::Float rank = lanes::min(line, entry<Map>(Map::kRankCap, decade));
-    if constexpr (Map::kThresholdCount == 7) return rank;
-    return lanes::zero_where_below(y, lanes::set(Map::kThresholds[0]), rank);
+    return lanes::min(line, entry<Map>(Map::kRankCap, decade));
   }
 
  private:
-  /// An entry of a table of rank lines by the lower three bits of the decade. The signed map has
-  /// nine entries: its ninth stands in place of the first, whose rank is zero.
+  /// An entry of a table of rank lines by the lower three bits of the decade. The signed map's
+  /// first entry is for what its second knows too: its ninth stands there.
   template <class Map>
   static lanes::Float entry(const std::array<float, 16>& table, lanes::Int decade) {
     lanes::Float eight = lanes::load(table.data());

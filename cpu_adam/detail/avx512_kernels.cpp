@@ -34,8 +34,8 @@ struct Codes {
     return lanes::fma(place, lanes::permute(values.slope, octave),
                       lanes::with_sign_of(offset, place));
   }
-  static lanes::Float decode_unsigned(const Values& values, lanes::Int position) {
-    const lanes::Float place = lanes::to_float(position);
+  static lanes::Float decode_unsigned(const Values& values, lanes::Int code) {
+    const lanes::Float place = lanes::to_float(lanes::add_int(code, lanes::set_int(1)));
     const lanes::Int octave = lanes::shift_right<23>(lanes::bits(place));
     return lanes::fma(place, lanes::permute(values.slope, octave),
                       lanes::permute(values.offset, octave));

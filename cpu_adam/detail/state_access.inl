@@ -30,6 +30,11 @@ inline void put_half(std::byte* target, lanes::Half value) {
 }
 
 template <bool Stream>
+inline void put_halves(std::byte* target, lanes::Int value) {
+  put<Stream>(reinterpret_cast<float*>(target), lanes::from_bits(value));
+}
+
+template <bool Stream>
 inline void put_bytes(std::byte* target, lanes::Bytes value) {
   if constexpr (Stream) {
     lanes::stream_bytes(target, value);
@@ -76,6 +81,48 @@ inline void store_master(const UpdateRange& range, std::size_t i, lanes::Float v
   }
 }
 
+/// Whether a format moves in pairs: none of its arrays has elements of more than 16 bits.
+template <StateFormat Format>
+constexpr bool kPaired = Format == StateFormat::bf16 || Format == StateFormat::int8;
+
+inline constexpr std::size_t kPairWidth = 2 * lanes::kWidth;
+
+/// 2 * kWidth elements of 16 bits from element `i` on.
+inline lanes::Int load_halves(const void* base, std::size_t i) {
+  return lanes::bits(lanes::load(reinterpret_cast<const float*>(element_at<DType::bf16>(base, i))));
+}
+
+template <DType Type>
+inline lanes::Pair widen_pair(const void* base, std::size_t i) {
+  if constexpr (Type == DType::bf16) {
+    return lanes::pair_from_bf16(load_halves(base, i));
+  } else {
+    const lanes::Float first = widen<Type>(base, i);
+    const lanes::Float second = widen<Type>(base, i + lanes::kWidth);
+    return {lanes::even_places(first, second), lanes::odd_places(first, second)};
+  }
+}
+
+/// join_master. A remainder is read as one without a sign, which is 2^15 too much.
+inline lanes::Pair load_master_pair(const UpdateRange& range, std::size_t i) {
+  const lanes::Int upper = load_halves(range.parameters_in, i);
+  const lanes::Int lower =
+      lanes::xor_int(load_halves(range.master_in, i), lanes::set_int(0x80008000U));
+  const lanes::Int even = lanes::join_halves(lower, lanes::shift_left<16>(upper));
+  const lanes::Int odd = lanes::join_halves(lanes::shift_right<16>(lower), upper);
+  const lanes::Int less = lanes::set_int(0xffff8000U);  // -2^15
+  return {lanes::from_bits(lanes::add_int(even, less)),
+          lanes::from_bits(lanes::add_int(odd, less))};
+}
+
+template <bool Stream>
+inline void store_master_pair(const UpdateRange& range, std::size_t i, const lanes::Pair& value) {
+  const lanes::Int lower = lanes::pack_lower(lanes::bits(value.even), lanes::bits(value.odd));
+  const lanes::Int half = lanes::set_int(0x8000);
+  put_halves<Stream>(out_at<2>(range.master_out, i), lower);
+  put_halves<Stream>(out_at<2>(range.parameters_out, i), lanes::round_pair(value, half, half));
+}
+
 /// The moments of one visit. `k` is the element's place in the visit, `i` in the range.
 template <StateFormat Format>
 struct Moments {
@@ -98,44 +145,55 @@ struct Moments {
   void close(const LaneScalars&, const UpdateRange&, std::size_t) {}
 };
 
-/// 32 random bits for each of kWidth parameters from `index` on; see rounding_bits.
-inline lanes::Int random_lanes(RoundingKey key, std::uint64_t index) {
-  lanes::Int x = lanes::add_int(lanes::set_int(static_cast<std::uint32_t>(index)), lanes::iota());
-  x = lanes::xor_int(x, lanes::set_int(key.first));
-  x = lanes::xor_int(x, lanes::shift_right<16>(x));
-  x = lanes::mul_int(x, lanes::set_int(0x7feb352dU));
-  x = lanes::xor_int(x, lanes::shift_right<15>(x));
-  x = lanes::xor_int(x, lanes::set_int(key.second));
-  x = lanes::mul_int(x, lanes::set_int(0x846ca68bU));
-  return lanes::xor_int(x, lanes::shift_right<16>(x));
-}
-
 template <>
 struct Moments<StateFormat::bf16> {
-  static constexpr std::size_t kVisit = 64;
+  static constexpr std::size_t kVisit = 256;
 
-  void open(const LaneScalars&, const UpdateRange&, std::size_t) {}
-  lanes::Float m(const UpdateRange& range, std::size_t i) const {
-    return widen<DType::bf16>(range.m_in, i);
+  void open(const LaneScalars& s, const UpdateRange& range, std::size_t first) {
+    const std::uint32_t keyed = static_cast<std::uint32_t>(range.index + first) ^ s.key.first;
+    visit_ = lanes::set_int(keyed ^ keyed >> 16);
+    second_key_ = lanes::set_int(s.key.second);
   }
-  lanes::Float v(const UpdateRange& range, std::size_t i) const {
-    return widen<DType::bf16>(range.v_in, i);
+  lanes::Pair m(const UpdateRange& range, std::size_t i) const {
+    return lanes::pair_from_bf16(load_halves(range.m_in, i));
+  }
+  lanes::Pair v(const UpdateRange& range, std::size_t i) const {
+    return lanes::pair_from_bf16(load_halves(range.v_in, i));
   }
   template <bool Stream>
-  void write(const LaneScalars& s, const UpdateRange& range, std::size_t i, std::size_t,
-             const LaneState& next) {
-    const lanes::Int random = random_lanes(s.key, range.index + i);
+  void write(const LaneScalars& s, const UpdateRange& range, std::size_t i, std::size_t k,
+             const lanes::Pair& m, const lanes::Pair& v) const {
+    const lanes::Int even = unmixed_bits(k);
+    const lanes::Int odd = unmixed_bits(k + 1);
+    const lanes::Int upper_even = lanes::shift_right<16>(even);
+    const lanes::Int upper_odd = lanes::shift_right<16>(odd);
     if (s.has_m) {
-      const lanes::Int low = lanes::and_int(random, lanes::set_int(0xffffU));
-      put_half<Stream>(out_at<2>(range.m_out, i), lanes::round_bf16(next.m, low));
+      const lanes::Int lower = lanes::set_int(0xffffU);
+      put_halves<Stream>(
+          out_at<2>(range.m_out, i),
+          lanes::round_pair(m, lanes::and_int(lanes::xor_int(even, upper_even), lower),
+                            lanes::and_int(lanes::xor_int(odd, upper_odd), lower)));
     }
     if (s.has_v) {
-      const lanes::Int high = lanes::shift_right<16>(random);
-      put_half<Stream>(out_at<2>(range.v_out, i), lanes::round_bf16(next.v, high));
+      put_halves<Stream>(out_at<2>(range.v_out, i), lanes::round_pair(v, upper_even, upper_odd));
     }
   }
   template <bool Stream>
   void close(const LaneScalars&, const UpdateRange&, std::size_t) {}
+
+ private:
+  /// rounding_bits of every other parameter from `place` in the visit on, before they are mixed for
+  /// the last time. Key and first mixing are the visit's alone: a visit is whole in the index, so
+  /// they shift no bit of a place anywhere.
+  [[nodiscard]] lanes::Int unmixed_bits(std::size_t place) const {
+    const lanes::Int places = lanes::xor_int(lanes::shift_left<1>(lanes::iota()),
+                                             lanes::set_int(static_cast<std::uint32_t>(place)));
+    lanes::Int x = lanes::mul_int(lanes::xor_int(visit_, places), lanes::set_int(0x7feb352dU));
+    x = lanes::xor_int(x, lanes::shift_right<15>(x));
+    return lanes::mul_int(lanes::xor_int(x, second_key_), lanes::set_int(0x846ca68bU));
+  }
+
+  lanes::Int visit_, second_key_;
 };
 
 /// A visit is one quantization block, whose scales are known once all of it has been updated.
@@ -151,40 +209,48 @@ struct Moments<StateFormat::int8> {
     if (s.has_v) v_values_ = Codes::scaled_values<UnsignedMap>(load_float(scales + 4));
     m_largest_ = v_largest_ = lanes::set_int(0);
   }
-  lanes::Float m(const UpdateRange& range, std::size_t i) const {
-    return Codes::decode_signed(m_values_, lanes::load_signed_bytes(byte_at(range.m_in, i)));
+  lanes::Pair m(const UpdateRange& range, std::size_t i) const {
+    const lanes::Int codes = lanes::load_signed_bytes(byte_at(range.m_in, i));
+    const lanes::Int even = lanes::shift_right_signed<16>(lanes::shift_left<16>(codes));
+    return {Codes::decode_signed(m_values_, even),
+            Codes::decode_signed(m_values_, lanes::shift_right_signed<16>(codes))};
   }
-  lanes::Float v(const UpdateRange& range, std::size_t i) const {
-    const lanes::Int code = lanes::load_bytes(byte_at(range.v_in, i));
-    return Codes::decode_unsigned(v_values_, lanes::add_int(code, lanes::set_int(1)));
+  lanes::Pair v(const UpdateRange& range, std::size_t i) const {
+    const lanes::Int codes = lanes::load_bytes(byte_at(range.v_in, i));
+    const lanes::Int even = lanes::and_int(codes, lanes::set_int(0xffffU));
+    return {Codes::decode_unsigned(v_values_, even),
+            Codes::decode_unsigned(v_values_, lanes::shift_right<16>(codes))};
   }
   template <bool Stream>
   void write(const LaneScalars& s, const UpdateRange&, std::size_t, std::size_t k,
-             const LaneState& next) {
-    // v has no sign to take away.
-    if (s.has_m) remember(m_ + k, next.m, lanes::abs(next.m), m_largest_);
-    if (s.has_v) remember(v_ + k, next.v, next.v, v_largest_);
+             const lanes::Pair& m, const lanes::Pair& v) {
+    if (s.has_m) remember(m_ + k, m, {lanes::abs(m.even), lanes::abs(m.odd)}, m_largest_);
+    if (s.has_v) remember(v_ + k, v, v, v_largest_);  // it has no sign to take away
   }
   template <bool Stream>
   void close(const LaneScalars& s, const UpdateRange& range, std::size_t first) {
     std::byte* const scales = out_at<8>(range.scales_out, first / kQuantizationBlock);
+    // Both at first: each is a chain of operations that nothing else waits for.
+    const float inverse_m = s.has_m ? store_scale(scales, m_largest_) : 0;
+    const float inverse_v = s.has_v ? store_scale(scales + 4, v_largest_) : 0;
     if (s.has_m) {
-      const lanes::Float minus_inverse = lanes::set(-store_scale(scales, m_largest_));
-      SPILLWAY_UNROLL_BY_4
-      for (std::size_t k = 0; k < kVisit; k += lanes::kWidth) {
-        const lanes::Float y = lanes::load(m_ + k) * minus_inverse;
-        const lanes::Float rank = rank_of<SignedMap>(lanes::abs(y));
+      const lanes::Float minus_inverse = lanes::set(-inverse_m);
+      SPILLWAY_UNROLL_BY_2
+      for (std::size_t k = 0; k < kVisit; k += kPairWidth) {
+        const lanes::Int even = code_of_m(m_ + k, minus_inverse);
+        const lanes::Int odd = code_of_m(m_ + k + lanes::kWidth, minus_inverse);
         put_bytes<Stream>(out_at<1>(range.m_out, first + k),
-                          lanes::pack_signed(lanes::with_sign_of(rank, y)));
+                          lanes::pack_signed(lanes::pack_lower(even, odd)));
       }
     }
     if (s.has_v) {
-      const lanes::Float inverse = lanes::set(store_scale(scales + 4, v_largest_));
-      SPILLWAY_UNROLL_BY_4
-      for (std::size_t k = 0; k < kVisit; k += lanes::kWidth) {
-        const lanes::Float y = lanes::load(v_ + k) * inverse;
+      const lanes::Float inverse = lanes::set(inverse_v);
+      SPILLWAY_UNROLL_BY_2
+      for (std::size_t k = 0; k < kVisit; k += kPairWidth) {
+        const lanes::Int even = code_of_v(v_ + k, inverse);
+        const lanes::Int odd = code_of_v(v_ + k + lanes::kWidth, inverse);
         put_bytes<Stream>(out_at<1>(range.v_out, first + k),
-                          lanes::pack_unsigned(rank_of<UnsignedMap>(y)));
+                          lanes::pack_unsigned(lanes::pack_lower(even, odd)));
       }
     }
   }
@@ -198,10 +264,13 @@ struct Moments<StateFormat::int8> {
   static const std::byte* byte_at(const void* base, std::size_t i) {
     return static_cast<const std::byte*>(base) + i;
   }
-  static void remember(float* target, lanes::Float value, lanes::Float magnitude,
+  static void remember(float* target, const lanes::Pair& value, const lanes::Pair& magnitude,
                        lanes::Int& largest) {
-    lanes::store(target, value);
-    largest = lanes::max_unsigned(largest, lanes::bits(magnitude));
+    lanes::store(target, value.even);
+    lanes::store(target + lanes::kWidth, value.odd);
+    const lanes::Int larger =
+        lanes::max_unsigned(lanes::bits(magnitude.even), lanes::bits(magnitude.odd));
+    largest = lanes::max_unsigned(largest, larger);
   }
   static float store_scale(std::byte* target, lanes::Int largest) {
     const std::uint32_t bits = lanes::largest_lane(largest);
@@ -211,6 +280,13 @@ struct Moments<StateFormat::int8> {
   template <class Map>
   static lanes::Float rank_of(lanes::Float y) {
     return Codes::rank<Map>(lanes::max(y, lanes::set(Map::kSmallest)));
+  }
+  static lanes::Int code_of_m(const float* values, lanes::Float minus_inverse) {
+    const lanes::Float y = lanes::load(values) * minus_inverse;
+    return lanes::to_int(lanes::with_sign_of(rank_of<SignedMap>(lanes::abs(y)), y));
+  }
+  static lanes::Int code_of_v(const float* values, lanes::Float inverse) {
+    return lanes::to_int(rank_of<UnsignedMap>(lanes::load(values) * inverse));
   }
 
   Codes::Values m_values_, v_values_;

@@ -13,11 +13,11 @@
 // GCC keeps small arrays of vectors in registers only once the loop over them is gone.
 #if defined(SPILLWAY_SANITIZED)
 #define SPILLWAY_UNROLL
-#define SPILLWAY_UNROLL_BY_4
+#define SPILLWAY_UNROLL_BY_2
 #elif defined(__clang__)
 #define SPILLWAY_UNROLL _Pragma("unroll")
-#define SPILLWAY_UNROLL_BY_4 _Pragma("unroll 4")
+#define SPILLWAY_UNROLL_BY_2 _Pragma("unroll 2")
 #else
 #define SPILLWAY_UNROLL _Pragma("GCC unroll 16")
-#define SPILLWAY_UNROLL_BY_4 _Pragma("GCC unroll 4")
+#define SPILLWAY_UNROLL_BY_2 _Pragma("GCC unroll 2")
 #endif

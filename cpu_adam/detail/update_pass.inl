@@ -41,15 +41,88 @@ inline void update_vector(const LaneScalars& s, Moments<Format>& moments, const 
   moments.template write<Out == Output::stream_all>(s, range, i, k, next);
 }
 
+template <StateFormat Format, DType Gradient, Output Out>
+inline void update_pair(const LaneScalars& s, Moments<Format>& moments, const UpdateRange& range,
+                        std::size_t first, std::size_t k) {
+  constexpr bool kStream = Out == Output::stream_all;
+  const std::size_t i = first + k;
+  const lanes::Pair none{lanes::set(0), lanes::set(0)};
+  const lanes::Pair master = load_master_pair(range, i);
+  const lanes::Pair m = s.has_m ? moments.m(range, i) : none;
+  const lanes::Pair v = s.has_v ? moments.v(range, i) : none;
+  const lanes::Pair gradient = widen_pair<Gradient>(range.gradient, i);
+  const LaneState even = step<Rule::general>(s, {master.even, m.even, v.even}, gradient.even);
+  const LaneState odd = step<Rule::general>(s, {master.odd, m.odd, v.odd}, gradient.odd);
+  moments.template write<kStream>(s, range, i, k, {even.m, odd.m}, {even.v, odd.v});
+  store_master_pair<kStream>(range, i, {even.master, odd.master});
+}
+
+/// Numerators and denominators of a visit's steps, each pair as its even and then its odd elements.
+template <StateFormat Format>
+struct VisitSteps {
+  alignas(kCacheLine) float m[Moments<Format>::kVisit];
+  alignas(kCacheLine) float denominators[Moments<Format>::kVisit];
+};
+
+template <StateFormat Format, DType Gradient, Output Out>
+inline void update_moments_pair(const LaneScalars& s, Moments<Format>& moments,
+                                const UpdateRange& range, std::size_t first, std::size_t k,
+                                VisitSteps<Format>& steps) {
+  const std::size_t i = first + k;
+  const lanes::Pair landed = widen_pair<Gradient>(range.gradient, i);
+  const lanes::Pair g{landed.even * s.gradient_scale, landed.odd * s.gradient_scale};
+  const lanes::Pair old_v = moments.v(range, i);
+  const lanes::Pair v{adam_v(s, old_v.even, g.even), adam_v(s, old_v.odd, g.odd)};
+  lanes::store(steps.denominators + k, adam_denominator(s, v.even));
+  lanes::store(steps.denominators + k + lanes::kWidth, adam_denominator(s, v.odd));
+  const lanes::Pair old_m = moments.m(range, i);
+  const lanes::Pair m{adam_m(s, old_m.even, g.even), adam_m(s, old_m.odd, g.odd)};
+  lanes::store(steps.m + k, m.even);
+  lanes::store(steps.m + k + lanes::kWidth, m.odd);
+  moments.template write<Out == Output::stream_all>(s, range, i, k, m, v);
+}
+
+template <StateFormat Format, Output Out>
+inline void update_master_pair(const LaneScalars& s, const UpdateRange& range, std::size_t first,
+                               std::size_t k, const VisitSteps<Format>& steps) {
+  const lanes::Pair old = load_master_pair(range, first + k);
+  const auto next = [&](lanes::Float master, std::size_t at) {
+    return adam_master(s, lanes::load(steps.m + at), lanes::load(steps.denominators + at),
+                       master * s.decay_factor);
+  };
+  store_master_pair<Out == Output::stream_all>(
+      range, first + k, {next(old.even, k), next(old.odd, k + lanes::kWidth)});
+}
+
+/// One visit in pairs. AdamW goes over it twice: a pair has so many operations that no processor
+/// looks far enough ahead to find others while it waits for square root and quotient in turn.
+template <StateFormat Format, DType Gradient, Rule Which, Output Out>
+inline void update_pairs(const LaneScalars& s, Moments<Format>& moments, const UpdateRange& range,
+                         std::size_t first) {
+  constexpr std::size_t kVisit = Moments<Format>::kVisit;
+  if constexpr (Which == Rule::adamw) {
+    VisitSteps<Format> steps;
+    SPILLWAY_UNROLL_BY_2
+    for (std::size_t k = 0; k < kVisit; k += kPairWidth) {
+      update_moments_pair<Format, Gradient, Out>(s, moments, range, first, k, steps);
+    }
+    SPILLWAY_UNROLL_BY_2
+    for (std::size_t k = 0; k < kVisit; k += kPairWidth) {
+      update_master_pair<Format, Out>(s, range, first, k, steps);
+    }
+  } else {
+    for (std::size_t k = 0; k < kVisit; k += kPairWidth) {
+      update_pair<Format, Gradient, Out>(s, moments, range, first, k);
+    }
+  }
+}
+
 template <StateFormat Format, DType Gradient, DType Parameter, Rule Which, Output Out>
 inline void update_visit(const LaneScalars& s, const UpdateRange& range, std::size_t first) {
   Moments<Format> moments;
   moments.open(s, range, first);
-  if constexpr (Format == StateFormat::int8) {
-    SPILLWAY_UNROLL_BY_4
-    for (std::size_t k = 0; k < Moments<Format>::kVisit; k += lanes::kWidth) {
-      update_vector<Format, Gradient, Parameter, Which, Out>(s, moments, range, first, k);
-    }
+  if constexpr (kPaired<Format>) {
+    update_pairs<Format, Gradient, Which, Out>(s, moments, range, first);
   } else {
     SPILLWAY_UNROLL
     for (std::size_t k = 0; k < Moments<Format>::kVisit; k += lanes::kWidth) {
@@ -161,7 +234,7 @@ struct PaddedVisit {
   alignas(kCacheLine) std::byte parameters[kSize] = {};
   float scales[2] = {};
 
-  [[nodiscard]] UpdateRange range(const UpdateRange& whole, std::size_t first) {
+  [[nodiscard]] UpdateRange range(std::uint64_t index) {
     return {.gradient = gradient,
             .master_in = master,
             .m_in = m,
@@ -174,7 +247,7 @@ struct PaddedVisit {
             .scales_out = scales,
             .parameters_out = parameters,
             .count = Moments<Format>::kVisit,
-            .index = whole.index + first};
+            .index = index};
   }
 };
 
@@ -186,6 +259,13 @@ inline void copy_part(void* target, const void* source, std::size_t size, std::s
               static_cast<const std::byte*>(source) + source_first * size, count * size);
 }
 
+/// Place of element `first` in its visit. In format bf16 visits are whole in the index, for
+/// unmixed_bits; in the others they may start anywhere.
+template <StateFormat Format>
+inline std::size_t place_in_visit(const UpdateRange& range, std::size_t first) {
+  return Format == StateFormat::bf16 ? (range.index + first) % Moments<Format>::kVisit : 0;
+}
+
 /// Fewer elements than a visit: through padded copies, so that the arithmetic is the same.
 template <StateFormat Format, DType Gradient, DType Parameter, Rule Which, Output Out>
 void update_partial(const LaneScalars& s, const UpdateRange& range, std::size_t first,
@@ -194,39 +274,49 @@ void update_partial(const LaneScalars& s, const UpdateRange& range, std::size_t 
   constexpr std::size_t kMaster = master_size(Format);
   constexpr std::size_t kMoment = moment_size(Format);
   const std::size_t block = first / kQuantizationBlock;
+  const std::size_t place = place_in_visit<Format>(range, first);
   PaddedVisit<Format> visit;
-  copy_part(visit.gradient, range.gradient, size_of(Gradient), 0, first, count);
-  copy_part(visit.master, range.master_in, kMaster, 0, first, count);
-  if (s.has_m) copy_part(visit.m, range.m_in, kMoment, 0, first, count);
-  if (s.has_v) copy_part(visit.v, range.v_in, kMoment, 0, first, count);
+  copy_part(visit.gradient, range.gradient, size_of(Gradient), place, first, count);
+  copy_part(visit.master, range.master_in, kMaster, place, first, count);
+  if (s.has_m) copy_part(visit.m, range.m_in, kMoment, place, first, count);
+  if (s.has_v) copy_part(visit.v, range.v_in, kMoment, place, first, count);
   if constexpr (Format == StateFormat::int8) {
     copy_part(visit.scales, range.scales_in, sizeof visit.scales, 0, block, 1);
   }
   if constexpr (needs_parameters(Format)) {
-    copy_part(visit.parameters, range.parameters_in, 2, 0, first, count);
+    copy_part(visit.parameters, range.parameters_in, 2, place, first, count);
   }
   constexpr Output kPaddedOut = Out == Output::none ? Output::none : Output::store;
-  update_visits<Format, Gradient, Parameter, Which, kPaddedOut>(s, visit.range(range, first), 0, 1);
-  copy_part(range.master_out, visit.master, kMaster, first, 0, count);
-  if (s.has_m) copy_part(range.m_out, visit.m, kMoment, first, 0, count);
-  if (s.has_v) copy_part(range.v_out, visit.v, kMoment, first, 0, count);
+  update_visits<Format, Gradient, Parameter, Which, kPaddedOut>(
+      s, visit.range(range.index + first - place), 0, 1);
+  copy_part(range.master_out, visit.master, kMaster, first, place, count);
+  if (s.has_m) copy_part(range.m_out, visit.m, kMoment, first, place, count);
+  if (s.has_v) copy_part(range.v_out, visit.v, kMoment, first, place, count);
   if constexpr (Format == StateFormat::int8) {
     copy_part(range.scales_out, visit.scales, sizeof visit.scales, block, 0, 1);
   }
   if constexpr (Out != Output::none) {
-    copy_part(range.parameters_out, visit.parameters, size_of(Parameter), first, 0, count);
+    copy_part(range.parameters_out, visit.parameters, size_of(Parameter), first, place, count);
   }
+}
+
+/// Elements before the first whole visit.
+template <StateFormat Format, DType Parameter, Output Out>
+std::size_t head_of(const UpdateRange& range) {
+  std::size_t head = 0;
+  if constexpr (Out == Output::stream_parameters) {
+    const auto address = reinterpret_cast<std::uintptr_t>(range.parameters_out);
+    head = (kCacheLine - address % kCacheLine) % kCacheLine / size_of(Parameter);
+  } else if (const std::size_t place = place_in_visit<Format>(range, 0); place != 0) {
+    head = Moments<Format>::kVisit - place;
+  }
+  return std::min(head, range.count);
 }
 
 template <StateFormat Format, DType Gradient, DType Parameter, Rule Which, Output Out>
 void update_range(const LaneScalars& s, const UpdateRange& range) {
-  std::size_t head = 0;
-  if constexpr (Out == Output::stream_parameters) {
-    const auto address = reinterpret_cast<std::uintptr_t>(range.parameters_out);
-    const std::size_t to_line = (kCacheLine - address % kCacheLine) % kCacheLine;
-    head = std::min(to_line / size_of(Parameter), range.count);
-    update_partial<Format, Gradient, Parameter, Which, Out>(s, range, 0, head);
-  }
+  const std::size_t head = head_of<Format, Parameter, Out>(range);
+  update_partial<Format, Gradient, Parameter, Which, Out>(s, range, 0, head);
   const std::size_t visits = (range.count - head) / Moments<Format>::kVisit;
   const std::size_t tail = head + visits * Moments<Format>::kVisit;
   update_visits<Format, Gradient, Parameter, Which, Out>(s, range, head, visits);
@@ -252,7 +342,7 @@ void update_with(const LaneScalars& s, const UpdateRange& range) {
       return update_range<Format, Gradient, Parameter, Which, Output::none>(s, range);
     }
   }
-  if (streams_all(range)) {
+  if (streams_all(range) && place_in_visit<Format>(range, 0) == 0) {
     return update_range<Format, Gradient, Parameter, Which, Output::stream_all>(s, range);
   }
   if constexpr (Format == StateFormat::fp32 && Parameter != DType::fp32) {

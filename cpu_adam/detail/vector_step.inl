@@ -41,13 +41,29 @@ struct LaneState {
   lanes::Float master, m, v;
 };
 
+inline lanes::Float adam_m(const LaneScalars& s, lanes::Float m, lanes::Float g) {
+  return lanes::fma(s.beta1, m, s.one_minus_beta1 * g);
+}
+
+inline lanes::Float adam_v(const LaneScalars& s, lanes::Float v, lanes::Float g) {
+  return lanes::fma(s.beta2, v, s.one_minus_beta2 * g * g);
+}
+
+inline lanes::Float adam_denominator(const LaneScalars& s, lanes::Float v) {
+  return lanes::sqrt(v) + s.eps;
+}
+
+inline lanes::Float adam_master(const LaneScalars& s, lanes::Float m, lanes::Float denominator,
+                                lanes::Float kept) {
+  return lanes::fnma(s.step_size, m / denominator, kept);
+}
+
 inline LaneState adam_step(const LaneScalars& s, const LaneState& old, lanes::Float g,
                            lanes::Float kept) {
   LaneState next;
-  next.m = lanes::fma(s.beta1, old.m, s.one_minus_beta1 * g);
-  next.v = lanes::fma(s.beta2, old.v, s.one_minus_beta2 * g * g);
-  const lanes::Float denominator = lanes::sqrt(next.v) + s.eps;
-  next.master = lanes::fnma(s.step_size, next.m / denominator, kept);
+  next.m = adam_m(s, old.m, g);
+  next.v = adam_v(s, old.v, g);
+  next.master = adam_master(s, next.m, adam_denominator(s, next.v), kept);
   return next;
 }
 

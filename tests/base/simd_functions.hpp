@@ -42,6 +42,8 @@ struct VectorFunctions {
   std::uint32_t (*largest_lane)(const float* x);
   /// Adds the squares of the lower and of the upper lanes; `sums` has half as many as a vector.
   void (*add_squares)(const float* x, double* sums);
+  /// Takes two vectors apart, into those at even places and those at odd ones.
+  void (*part_places)(const float* x, float* even, float* odd);
 };
 
 }  // namespace spillway::simd::test

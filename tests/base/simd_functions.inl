@@ -46,23 +46,46 @@ constexpr LaneFunction kLanes[] = {
     {"one_more_where_at_least",
      [](const Operands& o) { put_int(o, v::one_more_where_at_least(int_a(o), b(o), c(o))); }},
     {"half_of_int", [](const Operands& o) { put_int(o, v::widen_signed(v::low_half(int_a(o)))); }},
+    {"shift_right_signed",
+     [](const Operands& o) { put_int(o, v::shift_right_signed<5>(int_a(o))); }},
+    {"join_halves", [](const Operands& o) { put_int(o, v::join_halves(int_a(o), int_b(o))); }},
+    {"pack_upper", [](const Operands& o) { put_int(o, v::pack_upper(int_a(o), int_b(o))); }},
+    {"pack_lower", [](const Operands& o) { put_int(o, v::pack_lower(int_a(o), int_b(o))); }},
+    {"add_to_number", [](const Operands& o) { put_int(o, v::add_to_number(a(o), int_b(o))); }},
+    {"pair_even", [](const Operands& o) { put(o, v::pair_from_bf16(int_a(o)).even); }},
+    {"pair_odd", [](const Operands& o) { put(o, v::pair_from_bf16(int_a(o)).odd); }},
     {"pack_signed",
      [](const Operands& o) {
-       std::byte bytes[v::kWidth];
-       v::store_bytes(bytes, v::pack_signed(a(o)));
+       std::byte bytes[2 * v::kWidth];
+       v::store_bytes(bytes, v::pack_signed(v::and_int(int_a(o), v::set_int(0x1ff01ffU))));
+       put_int(o, v::load_signed_bytes(bytes));
+     }},
+    {"signed_bytes",
+     [](const Operands& o) {
+       std::byte bytes[2 * v::kWidth];
+       v::store_bytes(bytes, v::pack_unsigned(v::and_int(int_a(o), v::set_int(0xff00ffU))));
+       v::store_bytes(bytes, v::pack_signed(v::load_signed_bytes(bytes)));
        put_int(o, v::load_signed_bytes(bytes));
      }},
     {"pack_unsigned",
      [](const Operands& o) {
-       std::byte bytes[v::kWidth];
-       v::store_bytes(bytes, v::pack_unsigned(a(o)));
+       std::byte bytes[2 * v::kWidth];
+       v::store_bytes(bytes, v::pack_unsigned(v::and_int(int_a(o), v::set_int(0xff00ffU))));
        put_int(o, v::load_bytes(bytes));
      }},
 };
 
 inline v::Half half_lanes(const float* lanes) { return v::low_half(lanes_as_int(lanes)); }
+/// The lower two bytes of each lane, and those as they were read into its halves.
 inline v::Bytes byte_lanes(const float* lanes) {
-  return v::pack_unsigned(v::to_float(v::and_int(lanes_as_int(lanes), v::set_int(0xff))));
+  const v::Int x = lanes_as_int(lanes);
+  const v::Int first = v::and_int(x, v::set_int(0xffU));
+  return v::pack_unsigned(v::or_int(first, v::shift_left<8>(v::and_int(x, v::set_int(0xff00U)))));
+}
+inline void lanes_from_bytes(float* lanes, v::Int halves) {
+  const v::Int second = v::shift_right<8>(v::and_int(halves, v::set_int(0xff0000U)));
+  const v::Int both = v::or_int(v::and_int(halves, v::set_int(0xffU)), second);
+  lanes_from_int(lanes, v::shift_right_signed<16>(v::shift_left<16>(both)));
 }
 inline const std::byte* bytes_at(const void* memory) {
   return static_cast<const std::byte*>(memory);
@@ -83,9 +106,13 @@ constexpr MemoryFunction kMemory[] = {
      [](std::size_t count, void* m, float* lanes) {
        lanes_from_int(lanes, v::widen_signed(v::load_half_first(count, m)));
      }},
-    {"load_signed_bytes", 1, false, false,
+    {"load_bytes", 2, false, false,
      [](std::size_t, void* m, float* lanes) {
-       lanes_from_int(lanes, v::load_signed_bytes(bytes_at(m)));
+       lanes_from_bytes(lanes, v::load_bytes(bytes_at(m)));
+     }},
+    {"load_signed_bytes", 2, false, false,
+     [](std::size_t, void* m, float* lanes) {
+       lanes_from_bytes(lanes, v::load_signed_bytes(bytes_at(m)));
      }},
     {"store", 4, true, false,
      [](std::size_t, void* m, float* lanes) { v::store(static_cast<float*>(m), v::load(lanes)); }},
@@ -109,16 +136,23 @@ constexpr MemoryFunction kMemory[] = {
      [](std::size_t count, void* m, float* lanes) {
        v::store_half_first(count, m, half_lanes(lanes));
      }},
-    {"store_bytes", 1, true, false,
+    {"store_bytes", 2, true, false,
      [](std::size_t, void* m, float* lanes) {
        v::store_bytes(static_cast<std::byte*>(m), byte_lanes(lanes));
      }},
-    {"stream_bytes", 1, true, false,
+    {"stream_bytes", 2, true, false,
      [](std::size_t, void* m, float* lanes) {
        v::stream_bytes(static_cast<std::byte*>(m), byte_lanes(lanes));
        v::fence();
      }},
 };
+
+void part_places(const float* x, float* even, float* odd) {
+  const v::Float low = v::load(x);
+  const v::Float high = v::load(x + v::kWidth);
+  v::store(even, v::even_places(low, high));
+  v::store(odd, v::odd_places(low, high));
+}
 
 void add_squares(const float* x, double* sums) {
   const v::Float values = v::load(x);
@@ -138,6 +172,7 @@ constexpr VectorFunctions kFunctions{
     .largest = [](const float* x) { return v::largest(v::load(x)); },
     .largest_lane = [](const float* x) { return v::largest_lane(lanes_as_int(x)); },
     .add_squares = add_squares,
+    .part_places = part_places,
 };
 
 }  // namespace

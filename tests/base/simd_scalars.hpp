@@ -49,8 +49,12 @@ struct Expected {
 
 inline bool is_small(float a) { return std::fabs(a) < 0x1p31F; }
 inline bool is_exponent(float a) { return a == std::floor(a) && a >= -126 && a <= 127; }
-inline bool is_byte(float a) { return a >= 0 && a < 256; }
-inline bool is_signed_byte(float a) { return a > -129 && a < 1e6F; }
+
+/// The byte at `shift` in a lane, signed, as the half that begins there.
+inline Bits signed_byte(Bits lane, unsigned shift) {
+  const auto byte = static_cast<std::int8_t>(lane >> shift);
+  return (bits(std::int32_t{byte}) & 0xffffU) << shift;
+}
 
 inline const std::map<std::string, Expected> kExpected{
     {"sqrt", {.number = [](float a, float, float) { return std::sqrt(a); }}},
@@ -89,13 +93,22 @@ inline const std::map<std::string, Expected> kExpected{
     {"one_more_where_at_least",
      {.bits = [](Bits a, Bits b, Bits c) { return a + (number(b) >= number(c) ? 1 : 0); }}},
     {"half_of_int", {.bits = [](Bits a, Bits, Bits) { return bits(whole(a << 16) >> 16); }}},
+    {"shift_right_signed", {.bits = [](Bits a, Bits, Bits) { return bits(whole(a) >> 5); }}},
+    {"join_halves", {.bits = [](Bits a, Bits b, Bits) { return a % 65536 + b / 65536 * 65536; }}},
+    {"pack_upper", {.bits = [](Bits a, Bits b, Bits) { return a / 65536 + b / 65536 * 65536; }}},
+    {"pack_lower", {.bits = [](Bits a, Bits b, Bits) { return a % 65536 + b * 65536; }}},
+    {"add_to_number",
+     {.bits = [](Bits a, Bits b, Bits) { return std::isnan(number(a)) ? a : a + b; }}},
+    {"pair_even", {.bits = [](Bits a, Bits, Bits) { return a * 65536; }}},
+    {"pair_odd", {.bits = [](Bits a, Bits, Bits) { return a / 65536 * 65536; }}},
     {"pack_signed",
-     {.bits = [](Bits a, Bits,
-                 Bits) { return bits(std::min(static_cast<std::int32_t>(number(a)), 127)); },
-      .promised = is_signed_byte}},
-    {"pack_unsigned",
-     {.bits = [](Bits a, Bits, Bits) { return static_cast<Bits>(number(a)); },
-      .promised = is_byte}},
+     {.bits =
+          [](Bits a, Bits, Bits) {
+            return std::min(a & 0x1ffU, 127U) + (std::min(a >> 16 & 0x1ffU, 127U) << 16);
+          }}},
+    {"signed_bytes",
+     {.bits = [](Bits a, Bits, Bits) { return signed_byte(a, 0) + signed_byte(a, 16); }}},
+    {"pack_unsigned", {.bits = [](Bits a, Bits, Bits) { return a & 0xff00ffU; }}},
 };
 
 }  // namespace spillway::simd::test

@@ -175,6 +175,19 @@ TEST_P(Vectors, ReduceByHalves) {
   }
 }
 
+TEST_P(Vectors, TakeApartEvenAndOddPlaces) {
+  const std::size_t width = GetParam().width;
+  std::array<float, 2 * kMost> x;
+  std::iota(x.begin(), x.end(), 1.0F);
+  Lanes even{};
+  Lanes odd{};
+  GetParam().part_places(x.data(), even.data(), odd.data());
+  for (std::size_t i = 0; i < width; ++i) {
+    EXPECT_EQ(even[i], x[2 * i]) << i;
+    EXPECT_EQ(odd[i], x[2 * i + 1]) << i;
+  }
+}
+
 // Of the last lane alone, which is in the upper half each time, a NaN is left.
 TEST_P(Vectors, TakeTheUpperHalfForTheLargestWhereOneIsNaN) {
   const std::size_t width = GetParam().width;

@@ -3,7 +3,6 @@
 
 #include <immintrin.h>
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -16,7 +15,7 @@ using Float = __m256;
 using Double = __m256d;
 using Half = __m128i;
 using Int = __m256i;
-using Bytes = __m128i;  // in the lower half
+using Bytes = __m128i;
 inline constexpr std::size_t kWidth = 8;
 
 inline Float set(float x) { return _mm256_set1_ps(x); }
@@ -68,16 +67,25 @@ inline Int shift_right(Int x) {
   return _mm256_srli_epi32(x, Count);
 }
 template <int Count>
+inline Int shift_right_signed(Int x) {
+  return _mm256_srai_epi32(x, Count);
+}
+template <int Count>
 inline Int shift_left(Int x) {
   return _mm256_slli_epi32(x, Count);
+}
+inline Int join_halves(Int low, Int high) { return _mm256_blend_epi16(low, high, 0xaa); }
+inline Int add_to_number(Float x, Int increment) {
+  return add_int(bits(x), and_int(increment, bits(_mm256_cmp_ps(x, x, _CMP_ORD_Q))));
 }
 inline Int one_more_where_at_least(Int count, Float y, Float threshold) {
   return _mm256_sub_epi32(count, bits(_mm256_cmp_ps(y, threshold, _CMP_GE_OQ)));  // less -1
 }
 inline std::uint32_t largest_lane(Int x) {
-  alignas(32) std::uint32_t lanes[kWidth];
-  _mm256_store_si256(reinterpret_cast<__m256i*>(lanes), x);
-  return *std::max_element(lanes, lanes + kWidth);
+  __m128i four = _mm_max_epu32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
+  four = _mm_max_epu32(four, _mm_shuffle_epi32(four, 0x4e));
+  four = _mm_max_epu32(four, _mm_shuffle_epi32(four, 0xb1));
+  return static_cast<std::uint32_t>(_mm_cvtsi128_si32(four));
 }
 
 inline Float sign(Float a) {
@@ -98,41 +106,41 @@ inline Half pack_halves(Int x) { return lower_halves(_mm256_packus_epi32(x, x));
 inline Int widen_signed(Half x) { return _mm256_cvtepi16_epi32(x); }
 inline Half low_half(Int x) { return pack_halves(and_int(x, set_int(0xffff))); }
 inline Int load_bytes(const std::byte* p) {
-  return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+  return _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 }
 inline Int load_signed_bytes(const std::byte* p) {
-  return _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+  return _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 }
-inline Bytes pack_signed(Float x) {
-  const Int whole = to_int(x);
-  const Half halves = lower_halves(_mm256_packs_epi32(whole, whole));
-  return _mm_packs_epi16(halves, halves);
-}
-inline Bytes pack_unsigned(Float x) {
-  const Half halves = pack_halves(to_int(x));
-  return _mm_packus_epi16(halves, halves);
-}
+inline Bytes pack_signed(Int x) { return lower_halves(_mm256_packs_epi16(x, x)); }
+inline Bytes pack_unsigned(Int x) { return lower_halves(_mm256_packus_epi16(x, x)); }
 inline void store_bytes(std::byte* p, Bytes x) {
-  _mm_storel_epi64(reinterpret_cast<__m128i*>(p), x);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), x);
 }
 inline void stream_bytes(std::byte* p, Bytes x) {
-  _mm_stream_si64(reinterpret_cast<long long*>(p), _mm_cvtsi128_si64(x));
+  _mm_stream_si128(reinterpret_cast<__m128i*>(p), x);
+}
+inline Float even_places(Float a, Float b) {
+  const __m256d even = _mm256_castps_pd(_mm256_shuffle_ps(a, b, 0x88));
+  return _mm256_castpd_ps(_mm256_permute4x64_pd(even, 0xd8));
+}
+inline Float odd_places(Float a, Float b) {
+  const __m256d odd = _mm256_castps_pd(_mm256_shuffle_ps(a, b, 0xdd));
+  return _mm256_castpd_ps(_mm256_permute4x64_pd(odd, 0xd8));
 }
 
 /// Selects by the lower three bits of each index.
 inline Float permute(Float table, Int index) { return _mm256_permutevar8x32_ps(table, index); }
-/// Selects by the lower four bits of each index.
-inline Float permute(Float low, Float high, Int index) {
-  return _mm256_blendv_ps(permute(low, index), permute(high, index),
-                          from_bits(shift_left<28>(index)));
+/// The upper half of each lane times the factor, over 2^16.
+inline Int upper_half_times(Int x, std::uint32_t factor) {
+  return shift_right<16>(_mm256_mulhi_epu16(x, set_int(factor << 16)));
 }
 /// `x`, but zero where a equals b.
 inline Float zero_where_equal(Int a, Int b, Float x) {
   return from_bits(_mm256_andnot_si256(_mm256_cmpeq_epi32(a, b), bits(x)));
 }
-/// `x`, but zero where y is below the threshold.
-inline Float zero_where_below(Float y, Float threshold, Float x) {
-  return _mm256_and_ps(x, _mm256_cmp_ps(y, threshold, _CMP_GE_OQ));
+/// `x`, but zero where `code`, which is not negative, is zero.
+inline Float zero_where_zero(Int code, Float x) {
+  return from_bits(_mm256_sign_epi32(bits(x), code));
 }
 
 inline Float from_fp16(Half x) { return _mm256_cvtph_ps(x); }

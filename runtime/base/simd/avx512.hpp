@@ -23,7 +23,7 @@ using Float = __m512;
 using Double = __m512d;
 using Half = __m256i;
 using Int = __m512i;
-using Bytes = __m128i;
+using Bytes = __m256i;
 inline constexpr std::size_t kWidth = 16;
 
 inline Float set(float x) { return _mm512_set1_ps(x); }
@@ -71,8 +71,20 @@ inline Int shift_right(Int x) {
   return _mm512_srli_epi32(x, Count);
 }
 template <int Count>
+inline Int shift_right_signed(Int x) {
+  return _mm512_srai_epi32(x, Count);
+}
+template <int Count>
 inline Int shift_left(Int x) {
   return _mm512_slli_epi32(x, Count);
+}
+inline Int join_halves(Int low, Int high) {
+  constexpr int kFirstChooses = 0xca;  // a ? b : c
+  return _mm512_ternarylogic_epi32(set_int(0xffff), low, high, kFirstChooses);
+}
+inline Int add_to_number(Float x, Int increment) {
+  const __mmask16 number = _mm512_cmp_ps_mask(x, x, _CMP_ORD_Q);
+  return _mm512_mask_add_epi32(bits(x), number, bits(x), increment);
 }
 inline Int one_more_where_at_least(Int count, Float y, Float threshold) {
   const __mmask16 passed = _mm512_cmp_ps_mask(y, threshold, _CMP_GE_OQ);
@@ -95,18 +107,26 @@ inline Float with_sign_of(Float x, Float from) {
 inline Int widen_signed(Half x) { return _mm512_cvtepi16_epi32(x); }
 inline Half low_half(Int x) { return _mm512_cvtepi32_epi16(x); }
 inline Int load_bytes(const std::byte* p) {
-  return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  return _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 }
 inline Int load_signed_bytes(const std::byte* p) {
-  return _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  return _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 }
-inline Bytes pack_signed(Float x) { return _mm512_cvtsepi32_epi8(to_int(x)); }
-inline Bytes pack_unsigned(Float x) { return _mm512_cvtepi32_epi8(to_int(x)); }
+inline Bytes pack_signed(Int x) { return _mm512_cvtsepi16_epi8(x); }
+inline Bytes pack_unsigned(Int x) { return _mm512_cvtepi16_epi8(x); }
 inline void store_bytes(std::byte* p, Bytes x) {
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), x);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), x);
 }
 inline void stream_bytes(std::byte* p, Bytes x) {
-  _mm_stream_si128(reinterpret_cast<__m128i*>(p), x);
+  _mm256_stream_si256(reinterpret_cast<__m256i*>(p), x);
+}
+inline Float even_places(Float a, Float b) {
+  const Int even = _mm512_slli_epi32(iota(), 1);  // from 16 on: places of b
+  return _mm512_permutex2var_ps(a, even, b);
+}
+inline Float odd_places(Float a, Float b) {
+  const Int odd = _mm512_add_epi32(_mm512_slli_epi32(iota(), 1), set_int(1));
+  return _mm512_permutex2var_ps(a, odd, b);
 }
 
 /// Selects by the lower four bits of each index.

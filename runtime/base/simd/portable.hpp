@@ -20,7 +20,7 @@ using Double = double __attribute__((vector_size(16)));      ///< half of the la
 using Half = std::uint16_t __attribute__((vector_size(8)));  ///< elements of 16 bits
 using Int = std::uint32_t __attribute__((vector_size(16)));  ///< 32 bits a lane
 using Signed = std::int32_t __attribute__((vector_size(16)));
-using Bytes = Int;  ///< the lower 8 bits of each lane
+using Bytes = std::uint8_t __attribute__((vector_size(8)));  ///< elements of 8 bits, 2 * kWidth
 inline constexpr std::size_t kWidth = 4;
 
 template <class Vector>
@@ -74,9 +74,20 @@ template <int Count>
 inline Int shift_right(Int x) {
   return x >> Count;
 }
+/// Fills with copies of the sign.
+template <int Count>
+inline Int shift_right_signed(Int x) {
+  return std::bit_cast<Int>(std::bit_cast<Signed>(x) >> Count);
+}
 template <int Count>
 inline Int shift_left(Int x) {
   return x << Count;
+}
+/// The lower 16 bits of each lane of `low`, the upper ones of `high`.
+inline Int join_halves(Int low, Int high) { return (low & 0xffffU) | (high & 0xffff0000U); }
+/// bits(x) + increment, but bits(x) where x is NaN: an addition could end it.
+inline Int add_to_number(Float x, Int increment) {
+  return bits(x) + (increment & std::bit_cast<Int>(x == x));
 }
 inline Int one_more_where_at_least(Int count, Float y, Float threshold) {
   return count - std::bit_cast<Int>(y >= threshold);  // a lane of all ones is -1
@@ -130,21 +141,34 @@ inline Half low_half(Int x) {
   return Half{static_cast<std::uint16_t>(x[0]), static_cast<std::uint16_t>(x[1]),
               static_cast<std::uint16_t>(x[2]), static_cast<std::uint16_t>(x[3])};
 }
+/// 2 * kWidth bytes, two in the halves of each lane.
 inline Int load_bytes(const std::byte* p) {
-  return Int{static_cast<std::uint32_t>(p[0]), static_cast<std::uint32_t>(p[1]),
-             static_cast<std::uint32_t>(p[2]), static_cast<std::uint32_t>(p[3])};
+  using Shorts = std::uint16_t __attribute__((vector_size(16)));
+  return std::bit_cast<Int>(__builtin_convertvector(read<Bytes>(p), Shorts));
 }
 inline Int load_signed_bytes(const std::byte* p) {
-  return std::bit_cast<Int>(std::bit_cast<Signed>(load_bytes(p) << 24) >> 24);
+  using SignedBytes = std::int8_t __attribute__((vector_size(8)));
+  using SignedShorts = std::int16_t __attribute__((vector_size(16)));
+  return std::bit_cast<Int>(__builtin_convertvector(read<SignedBytes>(p), SignedShorts));
 }
-/// Truncates x in [0, 255].
-inline Bytes pack_unsigned(Float x) { return to_int(x); }
-/// Truncates, saturating at 127.
-inline Bytes pack_signed(Float x) { return pack_unsigned(min(x, set(127))); }
-inline void store_bytes(std::byte* p, Bytes x) {
-  for (std::size_t k = 0; k < kWidth; ++k) p[k] = static_cast<std::byte>(x[k]);
+/// The bytes that are the halves of each lane, in [0, 255].
+inline Bytes pack_unsigned(Int x) {
+  using Shorts = std::uint16_t __attribute__((vector_size(16)));
+  return __builtin_convertvector(std::bit_cast<Shorts>(x), Bytes);
 }
+/// The same, signed, from -128 on; more than 127 becomes 127.
+inline Bytes pack_signed(Int x) {
+  using SignedShorts = std::int16_t __attribute__((vector_size(16)));
+  const auto halves = std::bit_cast<SignedShorts>(x);
+  const SignedShorts above = halves > 127;
+  const SignedShorts most = halves - halves + 127;
+  return pack_unsigned(std::bit_cast<Int>((halves & ~above) | (most & above)));
+}
+inline void store_bytes(std::byte* p, Bytes x) { std::memcpy(p, &x, sizeof x); }
 inline void stream_bytes(std::byte* p, Bytes x) { store_bytes(p, x); }
+/// The even and the odd ones of 2 * kWidth neighbours.
+inline Float even_places(Float a, Float b) { return Float{a[0], a[2], b[0], b[2]}; }
+inline Float odd_places(Float a, Float b) { return Float{a[1], a[3], b[1], b[3]}; }
 /// Entries of a table of any size.
 inline Float look_up(const float* table, Int index) {
   return Float{table[index[0]], table[index[1]], table[index[2]], table[index[3]]};
