@@ -121,6 +121,19 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"b200", "llama-3-8b", {2, 8192}}, Case{"b200", "llama-3-8b", {2, 8192}, kAnyOrder},
         Case{"b200", "qwen3-8b", {1, 4096}, kHalf}));
 
+/// Heads of 64 and of 128 elements, of one query and of several, in bf16 and in fp16.
+std::vector<Case> of_each_device() {
+  std::vector<Case> cases;
+  for (const char* const device :
+       {"b200", "b300", "gb10", "orin", "rtx-3090", "rtx-4090", "rtx-5090", "thor"}) {
+    cases.push_back({device, "gpt2", {4, 1024}});
+    cases.push_back({device, "llama-3-8b", {2, 8192}, kHalf});
+    cases.push_back({device, "mistral-7b", {1, 32768}});
+  }
+  return cases;
+}
+INSTANTIATE_TEST_SUITE_P(Devices, CudnnPlanner, testing::ValuesIn(of_each_device()));
+
 // Bits then depend on no memory that a plan leaves.
 TEST(CudnnPlanner, ChoosesTheSameEnginesForPartsOfEverySize) {
   const Directories directories = library_directories();
