@@ -18,6 +18,9 @@ inline constexpr Bytes kGemmWorkspace{32ULL << 20};
 /// of the projection (two readings of 2 bytes, an fp32 gradient read and written) and computes 6
 /// FLOPs a weight and token: at 1,000 tokens that is 500 FLOPs a byte, and an H100 balances 300.
 inline constexpr Bytes kLogitsAtOnce{1ULL << 30};
+/// Rows of logits begin at multiples of this: 16 bytes of 16-bit elements, which matrix products
+/// read at once. GPT-2's vocabulary of 50,257 is no multiple of it.
+inline constexpr std::uint64_t kRowElements = 8;
 /// Libraries want their workspace aligned to this; the pieces of a layer's are aligned to less.
 inline constexpr std::uint64_t kWorkspaceAlignment = 256;
 
