@@ -185,6 +185,9 @@ struct TrainOptions {
   /// Number of the GPU among those that CUDA shows. Each of several ranks of a machine has its own;
   /// no key of a configuration.
   int device_index = 0;
+  /// Compute capability of that GPU, 90 for 9.0; 0: not known. Absent: `resolve` asks the GPU. No
+  /// key of a configuration either.
+  std::optional<std::uint32_t> device_generation;
   std::optional<Bytes> device_memory;       ///< absent: what the device has
   std::optional<Bytes> host_memory;         ///< absent: what cgroup and system leave
   std::vector<std::filesystem::path> nvme;  ///< empty: RUN/state

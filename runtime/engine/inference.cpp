@@ -34,6 +34,11 @@ Bytes row_bytes(const model::ModelConfig& config) {
   return Bytes{std::uint64_t{config.vocab_size} * sizeof(float)};
 }
 
+/// Returns the bytes from the logits of one position to those of the next, on the device.
+Bytes row_stride_bytes(const model::ModelConfig& config, const model::Ops& ops) {
+  return Bytes{ops.logits_stride(config.vocab_size) * sizeof(float)};
+}
+
 /// Returns what lies in memory at once: the pools, and while parameters are read a block of them in
 /// fp32 and rounded, on its way to the device.
 FixedNeeds needs(const plan::Workload& workload, const plan::Pools& pools, Bytes source) {
@@ -53,7 +58,7 @@ Inference::Inference(const model::ModelConfig& config, const InferenceOptions& o
   model_ = make_model_runtime(config, train, {.products = products_of(options.trained_on)});
   plan::Workload workload = make_workload(config, *model_.transformer, train);
   const bool generates = options.use == InferenceUse::generation;
-  if (generates) workload.logits_bytes = row_bytes(config) * train.context;
+  if (generates) workload.logits_bytes = row_stride_bytes(config, *model_.ops) * train.context;
   plan::Placement placement = plan::lean_placement(workload);
   plan::StepPlan plan = plan::build_evaluation(workload, placement);
   plan::Pools pools = plan::used_by(plan, plan::make_pools(workload, placement));
@@ -110,10 +115,9 @@ std::span<const float> Inference::next_logits(std::span<const std::int32_t> toke
   std::ranges::copy(tokens.last(used), batch.tokens.begin());
   executor_->run(engine_->actions());
   const std::size_t row = logits_.size().value();
+  const offload::DeviceSpan<std::byte> all = engine_->memory().device({plan::PoolKind::logits});
   offload::Stream& stream = *engine_->streams().download;
-  stream.download(
-      logits_.host(),
-      engine_->memory().device({plan::PoolKind::logits}).subspan((used - 1) * row, row));
+  stream.download(logits_.host(), all.subspan((used - 1) * (all.size() / batch.context), row));
   stream.synchronize();
   return {reinterpret_cast<const float*>(logits_.host().data()), row / sizeof(float)};
 }

@@ -154,6 +154,11 @@ class Ops {
   /// as fill a gemm, which for each chunk reads the projection and adds to its gradient once.
   [[nodiscard]] virtual Bytes logits_at_once() const { return Bytes{32ULL << 20}; }
 
+  /// Returns how many elements lie from one row of logits, or of their gradient, to the next:
+  /// `columns`, or more where a device reads rows faster that begin at certain addresses. No
+  /// operation reads what lies between.
+  [[nodiscard]] virtual std::uint64_t logits_stride(std::uint64_t columns) const { return columns; }
+
   virtual void gemm(GemmPlan plan, const GemmArguments& arguments) = 0;
   virtual void attention_forward(AttentionPlan plan,
                                  const AttentionForwardArguments& arguments) = 0;

@@ -119,6 +119,7 @@ struct EmbeddingShape {
 struct CrossEntropyArguments {
   std::uint64_t rows = 0;
   std::uint64_t vocabulary = 0;
+  std::uint64_t stride = 0;  ///< of rows of logits and of their gradient; 0: they lie side by side
   offload::DeviceSpan<const float> logits;  ///< [rows, vocabulary]
   Tokens targets;                           ///< [rows]; a negative one is ignored
   offload::DeviceSpan<double> loss_sum;     ///< [1], overwritten by the first chunk, else added to
@@ -126,6 +127,8 @@ struct CrossEntropyArguments {
   float gradient_scale = 0;
   Tensor logits_gradient;  ///< [rows, vocabulary] C; empty: none. May be `logits` where C is fp32
   Tensor workspace;        ///< reduction_workspace(rows, 2)
+
+  [[nodiscard]] std::uint64_t row_stride() const { return stride > 0 ? stride : vocabulary; }
 };
 
 // --- cross-entropy over tiles of the vocabulary
@@ -157,8 +160,11 @@ struct VocabularyTile {
   std::uint64_t columns = 0;
   std::uint64_t first_column = 0;
   std::uint64_t vocabulary = 0;
+  std::uint64_t stride = 0;  ///< of rows of logits and of their gradient; 0: they lie side by side
   offload::DeviceSpan<const float> logits;  ///< [rows, columns]
   Tokens targets;                           ///< [rows]; a negative one is ignored
+
+  [[nodiscard]] std::uint64_t row_stride() const { return stride > 0 ? stride : columns; }
 };
 
 // --- row-wise operations as data: everything but gemms and attention

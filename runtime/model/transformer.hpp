@@ -157,7 +157,8 @@ class Transformer {
   void finish_backward(const BackwardArguments& arguments);
   void loss(const LossArguments& arguments);
   /// Writes the logits of the last position of each window, for generation and tests: [rows, vocab]
-  /// fp32; with `all_positions`, of every position. Refused with tiles.
+  /// fp32, rows Ops::logits_stride apart; with `all_positions`, of every position. Refused with
+  /// tiles.
   struct LogitsArguments {
     offload::DeviceSpan<const std::byte> parameters;
     offload::DeviceSpan<const std::byte> tied_parameters;

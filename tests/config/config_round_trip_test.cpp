@@ -24,10 +24,10 @@ void expect_equal(const TrainOptions& a, const TrainOptions& b) {
     const auto& [micro_batch, accumulation, rounds, sum_order, context, clipping, compute, device,
                  deterministic, tf32, attention, loss_scale, adam, schedule, decay, format, order,
                  seed, steps, tile, operator_tile, delayed_from, update, work_order, checkpointing,
-                 residency, home, activations, sums, prefetch, device_index, device_memory,
-                 host_memory, nvme, engine, threads, compute_threads, isa, link, disk, timeout,
-                 commit, commits, save, keep, eval, stage, pipeline, tensor, secondary, tensorboard,
-                 csv, automatic, tokens_per_step] = options;
+                 residency, home, activations, sums, prefetch, device_index, generation,
+                 device_memory, host_memory, nvme, engine, threads, compute_threads, isa, link,
+                 disk, timeout, commit, commits, save, keep, eval, stage, pipeline, tensor,
+                 secondary, tensorboard, csv, automatic, tokens_per_step] = options;
     const auto& [dynamic, initial, window, hysteresis, consecutive, minimum] = loss_scale;
     const auto& [lr, beta1, beta2, eps, weight_decay, mode, correction, optimizer, rounding] = adam;
     const auto& [kind, optimizer_lr, peak, from, warmup, logarithmic, total, decay_steps, min_lr,
@@ -37,9 +37,9 @@ void expect_equal(const TrainOptions& a, const TrainOptions& b) {
                    deterministic, tf32, attention, decay, format, order, seed, steps, tile,
                    operator_tile, delayed_from, update, work_order, checkpointing, residency, home,
                    activations, sums),
-        std::tuple(prefetch, device_index, device_memory, host_memory, nvme, engine, threads,
-                   compute_threads, isa, link, disk, timeout, commits, commit, save, keep, eval,
-                   stage, pipeline, tensor, secondary, tensorboard, csv, automatic,
+        std::tuple(prefetch, device_index, generation, device_memory, host_memory, nvme, engine,
+                   threads, compute_threads, isa, link, disk, timeout, commits, commit, save, keep,
+                   eval, stage, pipeline, tensor, secondary, tensorboard, csv, automatic,
                    tokens_per_step),
         std::tuple(dynamic, initial, window, hysteresis, consecutive, minimum),
         std::tuple(lr, beta1, beta2, eps, weight_decay, mode, correction, optimizer, rounding),

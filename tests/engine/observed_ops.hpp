@@ -33,6 +33,9 @@ class ObservedOps final : public model::Ops {
     return inner_->embedding_workspace(shape);
   }
   [[nodiscard]] Bytes logits_at_once() const override { return inner_->logits_at_once(); }
+  [[nodiscard]] std::uint64_t logits_stride(std::uint64_t columns) const override {
+    return inner_->logits_stride(columns);
+  }
   void gemm(model::GemmPlan plan, const model::GemmArguments& arguments) override {
     on_gemm(arguments);
     inner_->gemm(plan, arguments);

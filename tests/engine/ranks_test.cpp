@@ -188,6 +188,17 @@ TEST(RanksThatPlan, CommitAsSeldomAsTheSlowestOfThem) {
   EXPECT_EQ(largest_of(alone, 4), 4U);
 }
 
+TEST(RanksThatPlan, TakeNoGpuToBeOfAKindThatAnotherIsNot) {
+  comm::ThreadGroup(2).run([](comm::Communicator& self) {
+    const std::uint32_t mine[] = {100, 90};
+    RankGroups ranks(&self, {.replicas = 2});
+    EXPECT_EQ(common_to(ranks, mine[self.rank().value()]), 0U);
+    EXPECT_EQ(common_to(ranks, 100), 100U);
+  });
+  RankGroups alone;
+  EXPECT_EQ(common_to(alone, 90), 90U);
+}
+
 // Rank 0 has next to nothing to do, and cannot tell how long the others take.
 TEST(RanksThatPlan, TakeTheStepOfTheStageThatWaitsLeast) {
   comm::ThreadGroup(3).run([](comm::Communicator& self) {

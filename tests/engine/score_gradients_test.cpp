@@ -101,6 +101,20 @@ TEST_F(ScoreGradients, AreAsUsualWhereNothingIsKept) {
   EXPECT_EQ(bound(1024_GiB), 1_GiB);
 }
 
+// 1 GiB of gradients of scores is not there to be kept, nor more where a plan leaves memory.
+TEST_F(ScoreGradients, AreNotPlannedForAGpuThatKeepsNone) {
+  options_.micro_batch = 1;
+  place();
+  const Bytes kept = workload_.workspace_bytes;
+  options_.device_generation = 90;
+  place();
+  EXPECT_EQ(workload_.workspace_bytes, kept);
+  options_.device_generation = 100;
+  place();
+  EXPECT_LT(workload_.workspace_bytes + 512_MiB, kept);
+  EXPECT_EQ(bound(1024_GiB), 1_GiB);
+}
+
 /// Of 128 Ki words the logits of 2,048 tokens are made at once; the first rank has a word more, and
 /// so fewer tokens.
 TEST(WorkloadOfATensorGroup, HasTheWorkspaceOfTheRankThatNeedsMost) {

@@ -72,6 +72,46 @@ TEST(AttentionBackwardPart, GrowsWithTheMemoryThatItMayUse) {
   EXPECT_GE(cuda::attention_workspace(kLlama8B, {.score_gradients = 8_GiB}), 8_GiB);
 }
 
+// GPT-2's 12 heads of 1,024 positions: 24 MiB of gradients of scores and 96 tiles a window.
+TEST(AttentionBackwardPart, FillsTheDeviceOnceWhateverItKeeps) {
+  const auto windows = [](std::uint32_t batch, const CudaMath& math = {}) {
+    const AttentionShape gpt2{
+        .batch = batch, .sequence = 1024, .heads = 12, .kv_heads = 12, .head_dim = 64};
+    const AttentionPart p = cuda::attention_backward_part(gpt2, math);
+    EXPECT_EQ(p.kv_heads, 12U);
+    return p.batch;
+  };
+  EXPECT_EQ(windows(84), 42U) << "1 GiB";
+  EXPECT_EQ(windows(43), 43U) << "a window alone has 96 tiles";
+  EXPECT_EQ(windows(86), 2U) << "192 tiles are enough";
+  EXPECT_EQ(windows(1), 1U) << "there is no more";
+  EXPECT_EQ(windows(43, {.least_tiles = 96}), 1U);
+  EXPECT_EQ(windows(15, {.score_gradients = 1_MiB}), 3U);
+  // 13 heads of 64 tiles and 128 MiB each: 8 keep the bound, 1 divides, 3 fill.
+  const AttentionShape wide{
+      .batch = 1, .sequence = 8192, .heads = 13, .kv_heads = 13, .head_dim = 128};
+  EXPECT_EQ(cuda::attention_backward_part(wide, {}).kv_heads, 13U);
+  const AttentionPart part = cuda::attention_backward_part(with(wide, 7, 8192), {});
+  EXPECT_EQ(std::pair(part.batch, part.kv_heads), std::pair(1U, 13U));
+}
+
+TEST(AttentionBackwardPart, KeepsItsRowsAloneWhereTheDeviceKeepsNoGradientsOfScores) {
+  for (const std::uint32_t generation : {0U, 80U, 86U, 87U, 89U, 90U, 110U, 120U, 121U}) {
+    const CudaMath math{.generation = generation};
+    EXPECT_TRUE(cuda::keeps_score_gradients(math)) << generation;
+    EXPECT_EQ(cuda::attention_workspace(kLlama8B, math), cuda::attention_workspace(kLlama8B, {}));
+  }
+  for (const std::uint32_t generation : {100U, 103U}) {
+    const CudaMath math{.generation = generation};
+    const AttentionPart part = cuda::attention_backward_part(kLlama8B, math);
+    EXPECT_EQ(std::pair(part.batch, part.kv_heads), std::pair(2U, 8U));
+    EXPECT_EQ(cuda::attention_workspace(kLlama8B, math),
+              cuda::attention_workspace(kLlama8B, {.deterministic = false}));
+    EXPECT_LT(cuda::attention_workspace(with(kLlama8B, 1, 65536), math), 2_GiB) << "and not 33";
+    EXPECT_EQ(cuda::attention_backward_part(with(kLlama8B, 32, 8192), math).batch, 2U) << "1 GiB";
+  }
+}
+
 TEST(AttentionWorkspace, HoldsWhatEachImplementationKeeps) {
   const std::uint64_t rows = 2ULL * 32 * 8192;
   EXPECT_EQ(cuda::attention_workspace(kLlama8B, {.compute = DType::fp32}), Bytes{rows * 4});

@@ -31,7 +31,8 @@ class AttentionParts : public testing::TestWithParam<DType> {
 
   /// The gradients of q, k and v with this bound of what a part keeps.
   [[nodiscard]] std::vector<std::byte> gradients(Bytes score_gradients) const {
-    const auto ops = make_gpu_ops({.compute = GetParam(), .score_gradients = score_gradients});
+    const auto ops =
+        make_gpu_ops({.compute = GetParam(), .score_gradients = score_gradients, .least_tiles = 1});
     const AttentionPlan plan = ops->plan_attention(kShape);
     const TestMemory space(plan.workspace.value());
     const TestMemory out(q_.size());

@@ -28,7 +28,8 @@ std::unique_ptr<Ops> make_case_ops(const OpsCase& c) {
   const bool in_parts = c.kernels == "gpu_in_parts";
   return make_gpu_ops({.compute = c.dtype,
                        .own_attention = c.kernels == "gpu_own_attention",
-                       .score_gradients = in_parts ? Bytes{1} : cuda::kScoreGradients});
+                       .score_gradients = in_parts ? Bytes{1} : cuda::kScoreGradients,
+                       .least_tiles = 1});
 }
 
 // Sums of fp32 in another order; cuDNN rounds probabilities to 16 bits before it weighs with them.

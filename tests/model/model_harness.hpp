@@ -1,6 +1,7 @@
 // A whole model in plain memory: what the engine does with blocks, in the simplest way. For tests.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -68,7 +69,9 @@ class ModelHarness {
         workspace_(transformer_.workspace_bytes().value()),
         boundary_gradient_(transformer_.boundary_bytes().value()),
         saved_scratch_(blocks() > 2 ? transformer_.saved_bytes(1).value() : 0),
-        logits_(std::size_t{batch.batch} * batch.sequence * config.vocab_size * sizeof(float)) {
+        logits_(std::size_t{batch.batch} * batch.sequence * ops_->logits_stride(config.vocab_size) *
+                sizeof(float)),
+        packed_logits_(std::size_t{batch.batch} * batch.sequence * config.vocab_size) {
     transformer_.bind_constants(constants_.device().as<const float>());
     const std::size_t tokens = std::size_t{batch.batch} * batch.sequence;
     tokens_ = TestMemory(tokens * sizeof(std::int32_t));
@@ -149,7 +152,7 @@ class ModelHarness {
     return loss_sum_.as<double>()[0];
   }
 
-  /// After a forward pass.
+  /// After a forward pass; rows side by side.
   std::span<const float> logits(bool all_positions) {
     transformer_.logits({.parameters = parameters_.back().device(),
                          .tied_parameters = tied(),
@@ -159,7 +162,13 @@ class ModelHarness {
                          .workspace = workspace_.device()});
     const std::size_t rows =
         all_positions ? std::size_t{batch_.batch} * batch_.sequence : batch_.batch;
-    return logits_.as<float>().first(rows * config_.vocab_size);
+    const std::size_t stride = ops_->logits_stride(config_.vocab_size);
+    for (std::size_t row = 0; row < rows; ++row) {
+      std::ranges::copy(
+          logits_.as<float>().subspan(row * stride, config_.vocab_size),
+          packed_logits_.begin() + static_cast<std::ptrdiff_t>(row * config_.vocab_size));
+    }
+    return std::span<const float>(packed_logits_).first(rows * config_.vocab_size);
   }
 
  private:
@@ -185,6 +194,7 @@ class ModelHarness {
   TestMemory constants_, tokens_, targets_;
   TestMemory loss_sum_{sizeof(double)};
   TestMemory workspace_, boundary_gradient_, saved_scratch_, logits_, tied_gradients_;
+  std::vector<float> packed_logits_;
   std::vector<TestMemory> parameters_, gradients_, boundary_, saved_;
 };
 

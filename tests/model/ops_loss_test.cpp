@@ -205,6 +205,69 @@ TEST_P(LossOps, TilesOfTheVocabularyMakeTheWholeLossAndGradient) {
   }
 }
 
+/// What lies between the rows is neither read nor written: it is NaN, and stays so.
+TEST_P(LossOps, RowsOfLogitsMayLieApart) {
+  constexpr std::size_t kRows = 5;
+  constexpr std::size_t kVocabulary = 333;
+  constexpr std::size_t kStride = 344;
+  std::vector<float> logits(kRows * kVocabulary);
+  for (float& value : logits) value = random_.normal(3);
+  std::vector<float> apart(kRows * kStride, std::nanf(""));
+  for (std::size_t i = 0; i < logits.size(); ++i) {
+    apart[i / kVocabulary * kStride + i % kVocabulary] = logits[i];
+  }
+  auto targets = tokens(kRows, kVocabulary);
+  targets[3] = -1;
+  const TestMemory device_targets = on_device(targets);
+  const TestMemory space = workspace(ops_->reduction_workspace(kRows, 2));
+  const TestMemory device_scans(kRows * sizeof(VocabularyScan));
+  const auto scans = device_scans.device().as<VocabularyScan>();
+  const auto differentiate = [&](const std::vector<float>& values, std::size_t stride, bool tile) {
+    const TestMemory input{std::span<const float>(values)};
+    TestMemory gradient = elements(values.size());
+    const TestMemory sum(sizeof(double));
+    const auto rows = input.device().as<const float>();
+    if (tile) {
+      const VocabularyTile all{.rows = kRows,
+                               .columns = kVocabulary,
+                               .vocabulary = kVocabulary,
+                               .stride = stride,
+                               .logits = rows,
+                               .targets = view(device_targets)};
+      ops_->scan_vocabulary(all, scans, true);
+      ops_->sum_losses(all.targets, scans, sum.device().as<double>(), space.device());
+      ops_->vocabulary_gradient(all, scans, 0.5F, gradient.device());
+    } else {
+      ops_->cross_entropy({.rows = kRows,
+                           .vocabulary = kVocabulary,
+                           .stride = stride,
+                           .logits = rows,
+                           .targets = view(device_targets),
+                           .loss_sum = sum.device().as<double>(),
+                           .first = true,
+                           .gradient_scale = 0.5F,
+                           .logits_gradient = gradient.device(),
+                           .workspace = space.device()});
+    }
+    return std::pair(decode(gradient, dtype_), sum.as<double>()[0]);
+  };
+  for (const bool tile : {false, true}) {
+    const auto [expected, loss] = differentiate(logits, 0, tile);
+    const auto [actual, loss_apart] = differentiate(apart, kStride, tile);
+    EXPECT_NEAR(loss_apart, loss, 1e-6 * loss);
+    for (std::size_t i = 0; i < actual.size(); ++i) {
+      const std::size_t column = i % kStride;
+      if (column >= kVocabulary) {
+        EXPECT_TRUE(std::isnan(actual[i])) << i;
+        continue;
+      }
+      const auto value = static_cast<double>(expected[i / kStride * kVocabulary + column]);
+      // Device lanes meet other columns: totals differ by the order of their sums.
+      EXPECT_NEAR(actual[i], value, 2 * rounding() * std::fabs(value) + 1e-6) << i;
+    }
+  }
+}
+
 TEST_P(LossOps, EmbeddingAgreesWithFp64) {
   check_embedding({.batch = 3, .sequence = 11, .width = 37, .vocabulary = 9, .positions = 16});
   check_embedding({.batch = 2, .sequence = 8, .width = 130, .vocabulary = 50, .positions = 0});

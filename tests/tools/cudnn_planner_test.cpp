@@ -8,7 +8,9 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <nlohmann/json.hpp>
 #include <tuple>
+#include <vector>
 
 #include "runtime/base/cuda_library_directories.hpp"
 #include "runtime/base/error.hpp"
@@ -50,6 +52,14 @@ struct Case {
   const char* model;
   BatchShape batch;
   CudaMath math{};
+
+  /// The mathematics on that device.
+  [[nodiscard]] CudaMath on_device() const {
+    CudaMath result = math;
+    const auto properties = nlohmann::json::parse(device_named(device).properties);
+    result.generation = properties.at("deviceVer").get<std::uint32_t>() / 10;  // 900 is 9.0
+    return result;
+  }
 };
 
 std::ostream& operator<<(std::ostream& out, const Case& c) {
@@ -76,10 +86,13 @@ TEST_P(CudnnPlanner, CompilesBothPassesWithinTheirWorkspace) {
   load_stub_driver();
   const Case& c = GetParam();
   const AttentionShape shape = attention_of(c);
-  ASSERT_EQ(attention_kind(shape, c.math), AttentionKind::cudnn);
+  const CudaMath math = c.on_device();
+  ASSERT_EQ(attention_kind(shape, math), AttentionKind::cudnn);
   const Cudnn cudnn(directories, device_named(c.device));
-  const AttentionEngines engines = cudnn.prepare(shape, c.math)->engines();
-  EXPECT_LE(engines.workspace, attention_workspace(shape, c.math));
+  const AttentionEngines engines = cudnn.prepare(shape, math)->engines();
+  EXPECT_LE(engines.workspace, attention_workspace(shape, math));
+  const Bytes scores{score_gradient_bytes(shape, attention_backward_part(shape, math))};
+  EXPECT_EQ(engines.workspace >= scores, keeps_score_gradients(math));
   EXPECT_FALSE(engines.forward.empty());
   RecordProperty("forward", engines.forward);
   RecordProperty("backward", engines.backward);
@@ -107,6 +120,19 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"a100", "qwen3-8b", {1, 4096}, kHalf}, Case{"b200", "gpt2", {16, 1024}},
         Case{"b200", "llama-3-8b", {2, 8192}}, Case{"b200", "llama-3-8b", {2, 8192}, kAnyOrder},
         Case{"b200", "qwen3-8b", {1, 4096}, kHalf}));
+
+/// Heads of 64 and of 128 elements, of one query and of several, in bf16 and in fp16.
+std::vector<Case> of_each_device() {
+  std::vector<Case> cases;
+  for (const char* const device :
+       {"b200", "b300", "gb10", "orin", "rtx-3090", "rtx-4090", "rtx-5090", "thor"}) {
+    cases.push_back({device, "gpt2", {4, 1024}});
+    cases.push_back({device, "llama-3-8b", {2, 8192}, kHalf});
+    cases.push_back({device, "mistral-7b", {1, 32768}});
+  }
+  return cases;
+}
+INSTANTIATE_TEST_SUITE_P(Devices, CudnnPlanner, testing::ValuesIn(of_each_device()));
 
 // Bits then depend on no memory that a plan leaves.
 TEST(CudnnPlanner, ChoosesTheSameEnginesForPartsOfEverySize) {

@@ -52,6 +52,10 @@ TEST(MachineDescription, ReadsRatesInTheirUnits) {
   EXPECT_EQ(machine.lanes.nvme_combined, 3e9);
   EXPECT_DOUBLE_EQ(machine.lanes.op_overhead_seconds, 10e-6);
   EXPECT_EQ(machine.capacity.device.value(), 80'000'000'000U);
+  EXPECT_EQ(machine.generation, 0U) << "not said";
+  nlohmann::json said = round_machine();
+  said["generation"] = 90;
+  EXPECT_EQ(parse_machine(said.dump(), "test").generation, 90U);
 }
 
 TEST(MachineDescription, RefusesWhatItDoesNotKnowOrMisses) {

@@ -3,10 +3,14 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 
 #include "runtime/base/error.hpp"
+#include "runtime/model/cuda/cuda_ops.hpp"
+#include "runtime/model/cuda/gemm/gemm_layout.hpp"
 #include "runtime/model/parameter_layout.hpp"
+#include "runtime/model/transformer.hpp"
 
 namespace spillway::bench::model_shapes_test {
 namespace {
@@ -45,6 +49,24 @@ TEST(ModelShapes, AnUnknownNameIsAnsweredWithTheKnownOnes) {
   } catch (const Error& error) {
     EXPECT_NE(std::string(error.what()).find("llama-9-8b"), std::string::npos);
     EXPECT_NE(std::string(error.what()).find("llama-3-8b"), std::string::npos);
+  }
+}
+
+// 16 bytes of 16-bit elements: cuBLASLt has slower algorithms alone for matrices whose rows begin
+// elsewhere. The last chunk of logits of 7,000 tokens is a short one.
+TEST(ModelShapes, GiveNoProductRowsThatBeginBetweenMultiplesOf16Bytes) {
+  for (const std::string_view name : model_names()) {
+    const model::ModelConfig config = model_named(name);
+    const auto ops = model::cuda::make_sizing_ops({.compute = DType::bf16});
+    const std::uint32_t sequence = std::min(1000U, config.max_context);
+    const model::Transformer model(config, {.batch = 7, .sequence = sequence}, DType::bf16, *ops);
+    for (const model::GemmShape& shape : ops->gemms()) {
+      const model::cuda::ColumnMajorGemm gemm = model::cuda::column_major(shape);
+      for (const auto& matrix : {gemm.left, gemm.right, gemm.result}) {
+        EXPECT_EQ(matrix.leading % 8, 0U) << name << ": [" << shape.rows << ", " << shape.inner
+                                          << "] x [" << shape.inner << ", " << shape.columns << "]";
+      }
+    }
   }
 }
 

@@ -54,6 +54,7 @@ class Device {
     if (options_.compute_threads == 0) {
       options_.compute_threads = static_cast<std::uint32_t>(read_topology().cores.size());
     }
+    if (options_.device == DeviceKind::cuda) options_.device_generation = engine::generation_of(0);
     ops_ = engine::make_ops(options_);
     backend_ = engine::make_backend(
         options_, {.device = plan::kUncounted, .host = plan::kUncounted, .nvme = {}}, nullptr);

@@ -144,6 +144,7 @@ MachineDescription read_machine(const json& document, std::string_view origin) {
         fmt::format("{}: \"basis\" is \"{}\"; it must be \"assumed\" or \"measured\"", origin,
                     machine.basis));
   machine.gpu = keys.text("gpu");
+  if (keys.has("generation")) machine.generation = keys.count("generation");
   machine.matmul_flops = keys.rate("matmul_tflops", kTera);
   machine.attention_forward_flops = keys.rate("attention_forward_tflops", kTera);
   machine.attention_backward_flops = keys.rate("attention_backward_tflops", kTera);

@@ -1,10 +1,11 @@
 // A machine that is not here, described by a small JSON file: docs/machines/*.json. `spillway plan
 // --machine NAME_OR_FILE` plans for it instead of measuring this one.
 //
-// Keys: `name`; `basis` (assumed, measured); `gpu`, as the driver names it; rates in 10^12 FLOP/s
-// or 10^9 bytes/s; `op_overhead_us`; the three capacities as sizes. `sources` and
-// `attention_backward_deterministic_tflops` may be left out. For many ranks: `gpus` of the machine
-// (1), which share its host memory and its disks, and what a GPU sends to others of the machine
+// Keys: `name`; `basis` (assumed, measured); `gpu`, as the driver names it; `generation`, its
+// compute capability (90 for 9.0); rates in 10^12 FLOP/s or 10^9 bytes/s; `op_overhead_us`; the
+// three capacities as sizes. `sources`, `generation` and `attention_backward_deterministic_tflops`
+// may be left out. For many ranks: `gpus` of the machine (1), which share its host memory and its
+// disks, and what a GPU sends to others of the machine
 // (`nvlink_gbps`) and to those of other machines (`net_gbps`). `memory` and `drives` have what else
 // the machine may be built with, by name: docs/machines.md. An unknown key is refused.
 #pragma once
@@ -30,7 +31,8 @@ struct MachineDescription {
   std::string name;
   std::string basis;
   std::string gpu;
-  double matmul_flops = 0;  ///< sustained, at the model's shapes and in 16 bits
+  std::uint32_t generation = 0;  ///< compute capability of it, 90 for 9.0; 0: not known
+  double matmul_flops = 0;       ///< sustained, at the model's shapes and in 16 bits
   double attention_forward_flops = 0;
   double attention_backward_flops = 0;
   double attention_backward_deterministic_flops = 0;

@@ -27,6 +27,7 @@ config::TrainOptions options_for(const GridRequest& request,
         "zero_optimization.stage itself");
   }
   if (!options.device) options.device = config::DeviceKind::cuda;
+  options.device_generation = machine.generation;
   options.device_memory = options.device_memory.value_or(machine.capacity.device);
   options.host_memory = options.host_memory.value_or(machine.capacity.host);
   options.pipeline = {};

@@ -36,6 +36,7 @@ bool fits_one_window(const TableRow& row, const model::ModelConfig& config,
   options.gradient_accumulation_steps = 1;
   options.rounds = 1;
   if (!options.device) options.device = config::DeviceKind::cuda;
+  options.device_generation = row.machine.generation;
   engine::resolve(options, config);
   const plan::Budgets budgets{.device = options.device_memory.value_or(row.machine.capacity.device),
                               .host = options.host_memory.value_or(row.machine.capacity.host),

@@ -78,6 +78,7 @@ bench::MachineDescription describe_machine(const PlanRequest& request,
   bench::MachineDescription machine = bench::machine_from(request.machine);
   bench::share_among_ranks(machine, request.nodes);
   if (!options.device) options.device = config::DeviceKind::cuda;
+  options.device_generation = machine.generation;
   options.device_memory = options.device_memory.value_or(machine.capacity.device);
   options.host_memory = options.host_memory.value_or(machine.capacity.host);
   if (options.deterministic && machine.assumes_slowdown) {

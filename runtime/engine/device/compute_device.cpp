@@ -35,7 +35,8 @@ model::cuda::CudaMath math_of(const config::TrainOptions& options, Bytes score_g
           .deterministic = options.deterministic,
           .tf32 = options.tf32,
           .own_attention = options.attention == config::AttentionChoice::own,
-          .score_gradients = score_gradients};
+          .score_gradients = score_gradients,
+          .generation = options.device_generation.value_or(0)};
 }
 
 void check_usable(int index) {
@@ -49,6 +50,12 @@ void check_usable(int index) {
 config::DeviceKind usable_device() {
   return offload::cuda_unavailable_reason().empty() ? config::DeviceKind::cuda
                                                     : config::DeviceKind::host;
+}
+
+std::uint32_t generation_of(int index) {
+  if (!offload::cuda_unavailable_reason(index).empty()) return 0;
+  const offload::CudaDevice device = offload::query_cuda_device(index);
+  return static_cast<std::uint32_t>(10 * device.compute_major + device.compute_minor);
 }
 
 model::cuda::GemmChoices products_of(const DeviceRecord& record) {

@@ -19,6 +19,9 @@ namespace spillway::engine {
 /// Returns cuda where this build has it and a GPU is usable, else the host.
 [[nodiscard]] config::DeviceKind usable_device();
 
+/// Returns the compute capability of a GPU, 90 for 9.0; 0 where none is usable.
+[[nodiscard]] std::uint32_t generation_of(int index);
+
 /// What bits depend on besides the options: a run records it and goes on with it.
 struct DeviceRecord {
   std::string name;         ///< "host", or the GPU as its driver names it

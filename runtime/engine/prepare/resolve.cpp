@@ -30,6 +30,9 @@ void check_step_size(const config::TrainOptions& options, const model::ModelConf
 
 void resolve(config::TrainOptions& options, const model::ModelConfig& config) {
   if (!options.device) options.device = usable_device();
+  if (!options.device_generation && *options.device == config::DeviceKind::cuda) {
+    options.device_generation = generation_of(options.device_index);
+  }
   if (options.context == 0) options.context = config.max_context;
   model::check_context(config, options.context);
   const auto cores = static_cast<std::uint32_t>(read_topology().cores.size());

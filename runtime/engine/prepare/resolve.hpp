@@ -9,7 +9,8 @@
 
 namespace spillway::engine {
 
-/// Fills in what a configuration may leave open: device, context, threads. Throws
+/// Fills in what a configuration may leave open: device and what kind it is of,
+/// context, threads. Throws
 /// `Error{invalid_argument}` if the context is too long for the model. Call it before everything
 /// else.
 void resolve(config::TrainOptions& options, const model::ModelConfig& config);

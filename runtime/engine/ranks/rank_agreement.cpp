@@ -94,6 +94,12 @@ std::uint64_t largest_of(RankGroups& ranks, std::uint64_t mine) {
   return std::ranges::max(ranks.gather(mine));
 }
 
+std::uint32_t common_to(RankGroups& ranks, std::uint32_t mine) {
+  const std::vector<std::uint32_t> all = ranks.gather(mine);
+  return std::ranges::all_of(all, [&](std::uint32_t each) { return each == all.front(); }) ? mine
+                                                                                           : 0;
+}
+
 double seconds_of_job(RankGroups& ranks, double stretch, double seconds) {
   struct Said {
     double stretch, seconds;

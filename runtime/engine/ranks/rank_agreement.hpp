@@ -20,6 +20,9 @@ using MachineName = std::array<char, 256>;
 /// Returns the largest value of all ranks.
 [[nodiscard]] std::uint64_t largest_of(RankGroups& ranks, std::uint64_t mine);
 
+/// Returns the `mine` of all ranks where they have the same; else 0.
+[[nodiscard]] std::uint32_t common_to(RankGroups& ranks, std::uint32_t mine);
+
 /// Returns the seconds of a step of all stages: `stretch` (plan::Stage) times the `seconds` of work
 /// of the stage that speaks for the job (plan::speaks_for_job).
 [[nodiscard]] double seconds_of_job(RankGroups& ranks, double stretch, double seconds);

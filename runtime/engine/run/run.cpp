@@ -155,6 +155,9 @@ TakenShare RunPreparation::take_share(config::TrainOptions& options) const {
 /// A resumed run keeps what it chose when it began.
 void RunPreparation::resolve_options(const MachineShare& share, RunConfig& config) {
   resolve(config.options, config.model);
+  if (config.options.device_generation) {  // ranks plan alike
+    config.options.device_generation = common_to(ranks_, *config.options.device_generation);
+  }
   if (claim_.resumes()) take_automatic(config.options, claim_.recorded().options);
   const auto budgets = [&](const config::TrainOptions& tried, const plan::Workload& step) {
     return part(share).budgets(tried, step, ranks_);

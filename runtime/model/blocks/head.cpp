@@ -27,11 +27,10 @@ Head::Head(const ModelConfig& config, BatchShape batch, const LayerParts& projec
     ops_workspace_ = std::max({ops_workspace_, part.full.workspace, part.tail.workspace});
   }
   if (!cut_ && !grouped_) {
-    last_positions_ = ops.plan_gemm({.rows = batch.batch,
-                                     .columns = config.vocab_size,
-                                     .inner = config.width,
-                                     .transpose_b = true,
-                                     .output = GemmOutput::fp32});
+    last_positions_ = ops.plan_gemm(logits_shape({.rows = batch.batch,
+                                                  .columns = config.vocab_size,
+                                                  .width = config.width,
+                                                  .stride = ops.logits_stride(config.vocab_size)}));
     ops_workspace_ = std::max(ops_workspace_, last_positions_.workspace);
   }
   ops_workspace_ = std::max({ops_workspace_, ops.reduction_workspace(tokens(), 2 * config.width),
@@ -60,7 +59,10 @@ std::vector<Head::Part> Head::make_parts(const LayerParts& projection, Ops& ops)
   chunk_ = chunk_tokens(tokens(), largest_part_, ops);
   const std::uint64_t rest = tokens() % chunk_;
   for (Part& part : parts) {
-    ChunkShape chunk{.rows = chunk_, .columns = part.rows, .width = config_.width};
+    ChunkShape chunk{.rows = chunk_,
+                     .columns = part.rows,
+                     .width = config_.width,
+                     .stride = ops.logits_stride(part.rows)};
     if (cut_) chunk.input_gradient = GemmOutput::gradient;
     part.full = plan_chunk(chunk, ops);
     chunk.rows = rest;
@@ -80,9 +82,9 @@ Head::Space Head::allocate_space(BumpAllocator& allocator) const {
   if (!grouped_ && (!cut_ || !is_fp32))
     space.normal_gradient = allocator.elements(tokens() * config_.width);
   space.statistics = allocator.floats(tokens() * 2);
-  space.logits = allocator.floats(chunk_ * largest_part_);
-  space.logits_gradient =
-      is_fp32 ? space.logits.as<std::byte>() : allocator.elements(chunk_ * largest_part_);
+  const std::uint64_t logits = chunk_ * ops_->logits_stride(largest_part_);
+  space.logits = allocator.floats(logits);
+  space.logits_gradient = is_fp32 ? space.logits.as<std::byte>() : allocator.elements(logits);
   space.ops = allocator.bytes(ops_workspace_.value());
   return space;
 }
@@ -167,6 +169,7 @@ void Head::lose_whole(const Part& part, const LossArguments& a, const Space& spa
     project(part, chunk, a.parameters, space, space.logits);
     ops_->cross_entropy({.rows = chunk.tokens,
                          .vocabulary = config_.vocab_size,
+                         .stride = ops_->logits_stride(config_.vocab_size),
                          .logits = space.logits,
                          .targets = a.targets.subspan(chunk.first, chunk.tokens),
                          .loss_sum = a.loss_sum,
@@ -187,6 +190,7 @@ VocabularyTile Head::tile_of(const Part& part, const Chunk& chunk, Tokens target
           .columns = part.rows,
           .first_column = part.first_row,
           .vocabulary = config_.vocab_size,
+          .stride = ops_->logits_stride(part.rows),
           .logits = space.logits,
           .targets = targets.subspan(chunk.first, chunk.tokens)};
 }

@@ -22,9 +22,13 @@ struct ChunkShape {
   std::uint64_t rows = 0;     ///< tokens
   std::uint64_t columns = 0;  ///< of the vocabulary
   std::uint64_t width = 0;
+  std::uint64_t stride = 0;  ///< of rows of logits
   /// `gradient` where tiles of the vocabulary add to it.
   GemmOutput input_gradient = GemmOutput::compute;
 };
+
+/// Returns a gemm of rows of normalized activations that makes logits.
+[[nodiscard]] GemmShape logits_shape(const ChunkShape& shape);
 
 [[nodiscard]] ChunkPlans plan_chunk(const ChunkShape& shape, Ops& ops);
 

@@ -57,6 +57,9 @@ class DeviceOps final : public CudaOps {
   }
   [[nodiscard]] AttentionPlan plan_attention(const AttentionShape& shape) override;
   [[nodiscard]] Bytes logits_at_once() const override { return kLogitsAtOnce; }
+  [[nodiscard]] std::uint64_t logits_stride(std::uint64_t columns) const override {
+    return round_up(columns, kRowElements);
+  }
   [[nodiscard]] Bytes reduction_workspace(std::uint64_t rows,
                                           std::uint64_t columns) const override {
     return Bytes{bodies::reduction_bytes(rows, columns)};

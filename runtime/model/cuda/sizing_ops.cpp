@@ -31,6 +31,9 @@ class PlanningOps final : public SizingOps {
     return plan;
   }
   [[nodiscard]] Bytes logits_at_once() const override { return kLogitsAtOnce; }
+  [[nodiscard]] std::uint64_t logits_stride(std::uint64_t columns) const override {
+    return round_up(columns, kRowElements);
+  }
   [[nodiscard]] Bytes reduction_workspace(std::uint64_t rows,
                                           std::uint64_t columns) const override {
     return Bytes{bodies::reduction_bytes(rows, columns)};

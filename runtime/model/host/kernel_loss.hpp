@@ -61,8 +61,8 @@ template <class T>
 void cross_entropy(const CrossEntropyCall<T>& call, std::size_t first, std::size_t last) {
   const std::size_t n = call.vocabulary;
   for (std::size_t row = first; row < last; ++row) {
-    const float* x = call.logits + row * n;
-    T* d = call.gradient == nullptr ? nullptr : call.gradient + row * n;
+    const float* x = call.logits + row * call.stride;
+    T* d = call.gradient == nullptr ? nullptr : call.gradient + row * call.stride;
     if (call.targets[row] < 0) {  // ignored: no loss, no gradient
       call.losses[row] = 0;
       if (d != nullptr) zero_row(d, n);
@@ -84,7 +84,7 @@ template <class T>
 void scan_vocabulary(const VocabularyCall<T>& call, std::size_t first, std::size_t last) {
   const std::size_t n = call.columns;
   for (std::size_t row = first; row < last; ++row) {
-    const float* x = call.logits + row * n;
+    const float* x = call.logits + row * call.stride;
     const float maximum = largest_of(x, n);
     const double total = total_of(x, n, maximum);
     VocabularyScan& scan = call.scans[row];
@@ -106,8 +106,8 @@ template <class T>
 void vocabulary_gradient(const VocabularyCall<T>& call, std::size_t first, std::size_t last) {
   const std::size_t n = call.columns;
   for (std::size_t row = first; row < last; ++row) {
-    const float* x = call.logits + row * n;
-    T* d = call.gradient + row * n;
+    const float* x = call.logits + row * call.stride;
+    T* d = call.gradient + row * call.stride;
     if (call.targets[row] < 0) {
       zero_row(d, n);
       continue;

@@ -52,6 +52,7 @@ struct CrossEntropyCall {
   T* gradient = nullptr;
   double* losses = nullptr;  ///< [rows]
   std::size_t vocabulary = 0;
+  std::size_t stride = 0;  ///< of rows of logits and gradient
   float scale = 0;
 };
 
@@ -62,6 +63,7 @@ struct VocabularyCall {
   VocabularyScan* scans = nullptr;
   T* gradient = nullptr;
   std::size_t columns = 0;
+  std::size_t stride = 0;  ///< of rows of logits and gradient
   std::size_t first_column = 0;
   bool first = false;  ///< scans are overwritten
   float scale = 0;

@@ -289,6 +289,7 @@ void RowOps<T>::run_one(const CrossEntropyArguments& a) {
   call.gradient = a.logits_gradient.empty() ? nullptr : cast(a.logits_gradient);
   call.losses = reinterpret_cast<double*>(a.workspace.address());
   call.vocabulary = a.vocabulary;
+  call.stride = a.row_stride();
   call.scale = a.gradient_scale;
   parallel_for(
       threads_, a.rows, items_in_unit(a.vocabulary),
@@ -308,6 +309,7 @@ void RowOps<T>::run_one(const ScanVocabularyOp& op) {
   call.targets = tile.targets.address();
   call.scans = op.scans.address();
   call.columns = tile.columns;
+  call.stride = tile.row_stride();
   call.first_column = tile.first_column;
   call.first = op.first;
   parallel_for(
@@ -348,6 +350,7 @@ void RowOps<T>::run_one(const VocabularyGradientOp& op) {
   call.scans = const_cast<VocabularyScan*>(op.scans.address());  // the kernel only reads them
   call.gradient = cast(op.logits_gradient);
   call.columns = tile.columns;
+  call.stride = tile.row_stride();
   call.first_column = tile.first_column;
   call.scale = op.gradient_scale;
   parallel_for(threads_, tile.rows, items_in_unit(tile.columns),

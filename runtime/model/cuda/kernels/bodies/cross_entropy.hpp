@@ -88,6 +88,7 @@ struct CrossEntropy {
   T* gradient;  ///< null: none. May be `logits`: each element is read first
   double* losses;
   std::uint64_t vocabulary;
+  std::uint64_t stride;  ///< of rows
   float scale;
 
   static constexpr unsigned kLanes = 512;
@@ -100,7 +101,7 @@ struct CrossEntropy {
       losses[row] = static_cast<double>(kNan);
       return {kNan, kNan};
     }
-    const float x = logits[row * vocabulary + target];
+    const float x = logits[row * stride + target];
     losses[row] = std::log(total) + static_cast<double>(top) - static_cast<double>(x);
     const double p = std::exp(static_cast<double>(x - top)) / total;
     return {static_cast<float>(static_cast<double>(scale) / total),
@@ -109,7 +110,7 @@ struct CrossEntropy {
 
   template <class Team>
   SPILLWAY_HOST_DEVICE void ignore(Team team, std::uint64_t row) const {
-    const std::uint64_t begin = row * vocabulary;
+    const std::uint64_t begin = row * stride;
     team.each([&](unsigned lane) {
       if (lane == 0) losses[row] = 0;
       if (gradient == nullptr) return;
@@ -126,7 +127,7 @@ struct CrossEntropy {
       ignore(team, row);
       return;
     }
-    const std::uint64_t begin = row * vocabulary;
+    const std::uint64_t begin = row * stride;
     const std::uint64_t end = begin + vocabulary;
     const SoftmaxSum scanned = sum_softmax<N>(team, logits, begin, end, shared);
     const float top = scanned.top;
@@ -185,9 +186,9 @@ void run(Runner& runner, DType compute, const CrossEntropyArguments& a) {
     T* gradient = a.logits_gradient.empty() ? nullptr : elements<T>(a.logits_gradient);
     with_pack(aligned(logits, gradient), [&](auto pack) {
       using Body = CrossEntropy<decltype(pack)::value, T>;
-      runner.template teams<Body::kLanes>(
-          Body{logits, a.targets.address(), gradient, losses, a.vocabulary, a.gradient_scale},
-          a.rows, Body::kShared);
+      runner.template teams<Body::kLanes>(Body{logits, a.targets.address(), gradient, losses,
+                                               a.vocabulary, a.row_stride(), a.gradient_scale},
+                                          a.rows, Body::kShared);
     });
   });
   runner.template teams<SumLosses::kLanes>(SumLosses{losses, a.loss_sum.address(), a.rows, a.first},

@@ -14,7 +14,7 @@ struct ScanVocabulary {
   const float* logits;
   const std::int32_t* targets;
   VocabularyScan* scans;
-  std::uint64_t columns, first_column, vocabulary;
+  std::uint64_t columns, stride, first_column, vocabulary;
   bool first;
 
   static constexpr unsigned kLanes = 512;
@@ -32,14 +32,14 @@ struct ScanVocabulary {
     }
     const auto target = static_cast<std::uint64_t>(targets[row]);  // a negative one becomes huge
     const std::uint64_t column = target - first_column;
-    if (column < columns) scan.target = static_cast<double>(logits[row * columns + column]);
+    if (column < columns) scan.target = static_cast<double>(logits[row * stride + column]);
     if (target >= vocabulary) scan.target = std::numeric_limits<double>::quiet_NaN();
     scans[row] = scan;
   }
 
   template <class Team>
   SPILLWAY_HOST_DEVICE void operator()(Team team, std::uint64_t row, std::byte* shared) const {
-    const std::uint64_t begin = row * columns;
+    const std::uint64_t begin = row * stride;
     const std::uint64_t end = begin + columns;
     const SoftmaxSum scanned = sum_softmax<N>(team, logits, begin, end, shared);
     team.each([&](unsigned lane) {
@@ -81,7 +81,7 @@ struct VocabularyGradient {
   const std::int32_t* targets;
   const VocabularyScan* scans;
   T* gradient;  ///< may be `logits`: each element is read first
-  std::uint64_t columns, first_column, vocabulary;
+  std::uint64_t columns, stride, first_column, vocabulary;
   float scale;
 
   static constexpr unsigned kLanes = 512;
@@ -101,7 +101,7 @@ struct VocabularyGradient {
     auto* found = reinterpret_cast<CrossEntropyRow*>(shared);
     const bool ignored = targets[row] < 0;
     const auto target = static_cast<std::uint64_t>(targets[row]);
-    const std::uint64_t begin = row * columns;
+    const std::uint64_t begin = row * stride;
     const auto top = static_cast<float>(scans[row].largest);
     team.each([&](unsigned lane) {
       if (lane == 0) *found = row_of(scans[row], target < vocabulary);
@@ -130,8 +130,8 @@ void run(Runner& runner, DType /*compute*/, const ScanVocabularyOp& op) {
   with_pack(aligned(logits), [&](auto pack) {
     using Body = ScanVocabulary<decltype(pack)::value>;
     runner.template teams<Body::kLanes>(
-        Body{logits, tile.targets.address(), op.scans.address(), tile.columns, tile.first_column,
-             tile.vocabulary, op.first},
+        Body{logits, tile.targets.address(), op.scans.address(), tile.columns, tile.row_stride(),
+             tile.first_column, tile.vocabulary, op.first},
         tile.rows, Body::kShared);
   });
 }
@@ -164,7 +164,7 @@ void run(Runner& runner, DType compute, const VocabularyGradientOp& op) {
       using Body = VocabularyGradient<decltype(pack)::value, T>;
       runner.template teams<Body::kLanes>(
           Body{logits, tile.targets.address(), op.scans.address(), gradient, tile.columns,
-               tile.first_column, tile.vocabulary, op.gradient_scale},
+               tile.row_stride(), tile.first_column, tile.vocabulary, op.gradient_scale},
           tile.rows, Body::kShared);
     });
   });
