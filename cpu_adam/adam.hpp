@@ -78,8 +78,8 @@ struct UpdateScalars {
 /// Arrays of one contiguous range. Inputs and outputs are the same pointers (in place) or do not
 /// overlap. No alignment is required, not even that of float; but an update out of place writes
 /// with non-temporal stores only if all outputs are aligned to a cache line of 64 bytes (and, in
-/// format bf16, `index` is a multiple of 256). Long arrays are read fastest where they are staggered
-/// (runtime/base/stagger.hpp).
+/// format bf16, `index` is a multiple of 256). Long arrays are read fastest where they are
+/// staggered (runtime/base/stagger.hpp).
 struct UpdateRange {
   const void* gradient = nullptr;   ///< [count] of gradient_dtype
   const void* master_in = nullptr;  ///< [count]: fp32 master (format fp32), else remainder

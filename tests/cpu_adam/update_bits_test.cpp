@@ -60,6 +60,17 @@ TEST_P(UpdateBits, DoNotDependOnTilesSlotsNorPrefetch) {
   }
 }
 
+TEST_P(UpdateBits, DoNotDependOnTilesThatStartOnCacheLines) {
+  // From the fifth element on, arrays of 16 bits lie on lines; a visit of whole indices does not.
+  constexpr std::size_t kCount = 5000;
+  Random random = seeded_random();
+  const Problem problem = random_problem(random, GetParam().gradient_dtype, kCount);
+  const Outcome whole = expected(problem, DecayMode::decoupled);
+  const Layout layout{.misalignments = {54, 54, 54, 54, 54}, .in_place = false, .cuts = {5}};
+  const Outcome got = run(GetParam(), scalars(DecayMode::decoupled), problem, kCount, layout);
+  EXPECT_TRUE(same_bits(got, whole, kCount, GetParam().parameter_dtype));
+}
+
 TEST_P(UpdateBits, OfStateAreTheSameWhenNoParameterIsWritten) {
   if (needs_parameters(GetParam().format)) return;  // the parameters are part of the state
   constexpr std::size_t kCount = 1000;
