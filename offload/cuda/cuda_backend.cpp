@@ -10,9 +10,11 @@
 #include "offload/cuda/detail/cuda_backend.hpp"
 #include "offload/cuda/detail/cuda_stream.hpp"
 #include "offload/cuda/detail/current_device.hpp"
+#include "offload/cuda/detail/pageable_memory.hpp"
 #include "offload/cuda/detail/pinned_memory.hpp"
 #include "offload/cuda/detail/shared_device.hpp"
 #include "offload/detail/account.hpp"
+#include "offload/detail/page_memory.hpp"
 #include "runtime/base/log.hpp"
 
 namespace spillway::offload {
@@ -28,7 +30,10 @@ class CudaBackend final : public DeviceBackend {
         piece_(options.pinned_piece.value()),
         number_(options.device),
         device_(MemoryKind::device, options.device_capacity),
-        pinned_(MemoryKind::pinned, options.pinned_capacity) {
+        pinned_(MemoryKind::pinned, options.pinned_capacity),
+        pageable_(std::make_unique<PageableMemory>(
+            *api_,
+            PageableMemory::Options{.buffer = options.bounce_buffer.value(), .piece = piece_})) {
     SPILLWAY_ASSERT(piece_ > 0 && piece_ % kPageBytes == 0);
     const std::string warning = pinned_warning(read_memory_budget(), options.pinned_capacity);
     if (!warning.empty()) log_warning("{}", warning);
@@ -36,6 +41,7 @@ class CudaBackend final : public DeviceBackend {
 
   /// Owners of memory hold a reference to this: one that is left would use it after its end.
   ~CudaBackend() override {
+    pageable_.reset();
     SPILLWAY_ASSERT(device_.usage().current == Bytes{});
     SPILLWAY_ASSERT(pinned_.usage().current == Bytes{});
   }
@@ -67,6 +73,8 @@ class CudaBackend final : public DeviceBackend {
     if (address == nullptr) return;
     if (kind == MemoryKind::device) {
       deallocate_device(address);
+    } else if (pageable_->forget(address)) {
+      detail::unmap_pages(address, size.value());
     } else {
       unmap_pinned(*api_, address, {.size = size.value(), .piece = piece_});
     }
@@ -75,7 +83,7 @@ class CudaBackend final : public DeviceBackend {
 
   [[nodiscard]] std::unique_ptr<Stream> make_stream(std::string_view name,
                                                     Urgency urgency) override {
-    return std::make_unique<CudaStream>(*api_, name, urgency, piece_);
+    return std::make_unique<CudaStream>(*api_, name, urgency, piece_, pageable_.get());
   }
 
   [[nodiscard]] std::unique_ptr<Event> make_event() override {
@@ -137,7 +145,8 @@ class CudaBackend final : public DeviceBackend {
         map_pinned(*api_, {.pages = {.size = size.value(), .number = number},
                            .piece = piece_,
                            .bound = bound_,
-                           .node = node_});
+                           .node = node_,
+                           .pageable = pageable_.get()});
     if (result.address == nullptr) {
       pinned_.refuse(size,
                      {.reason = result.reason, .remedy = pinned_remedy(), .native = result.native});
@@ -156,6 +165,7 @@ class CudaBackend final : public DeviceBackend {
   const int number_;         ///< of the device
   detail::Account device_;
   detail::Account pinned_;
+  std::unique_ptr<PageableMemory> pageable_;
   std::unique_ptr<CudaSharedDevice> shared_;  ///< made when it is asked for
   std::map<std::byte*, void*> shifted_;       ///< what CUDA gave, of addresses that are not that
 };

@@ -4,7 +4,8 @@
 // Device memory is taken with cudaMalloc, one allocation a line of the plan's table, when a run
 // starts: nothing is allocated in a step, so that no pool or stream-ordered allocator is needed.
 // Pinned memory is the process's own pages, near the GPU, registered with the driver piece by
-// piece; a copy that crosses a seam between two pieces is made in parts. All work goes to
+// piece; a copy that crosses a seam between two pieces is made in parts. What the driver refuses to
+// pin is copied through a pinned buffer, if there is room for that. All work goes to
 // non-blocking streams of our own: the default stream, whose every use waits for the others, is
 // never touched.
 //
@@ -35,6 +36,9 @@ struct CudaBackendOptions {
   /// Most memory registered in one call, in whole pages: drivers of the 580 series refuse more than
   /// 512 GiB. Pieces begin at the addresses that are multiples of it.
   Bytes pinned_piece{std::uint64_t{64} << 30};
+  /// The pinned buffer through which memory is copied that the driver refuses to pin, as beyond 1
+  /// GiB on WSL2. It is for 8 streams, pinned when that happens, and beside the capacity.
+  Bytes bounce_buffer{std::uint64_t{32} << 20};
 };
 
 /// Throws `Error{not_supported}` with `cuda_unavailable_reason`. Events do not wake: CUDA could

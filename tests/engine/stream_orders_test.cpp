@@ -11,6 +11,8 @@ namespace {
 constexpr int kSteps = 2;
 constexpr std::uint64_t kFirstSeed = 2;  // 0 and 1 are no seeds
 constexpr std::uint64_t kSeeds = 200;
+constexpr Bytes kHostMemory = 4_MiB;
+constexpr Bytes kBuffer{kHostMemory.value() / 16};  // a pinned one, for what is not
 
 using Change = std::function<void(config::TrainOptions&)>;
 
@@ -76,6 +78,26 @@ TEST(StreamOrders, TwoHundredOfThemHaveTheBitsOfTheLatest) {
         << "seed " << kFirstSeed + i << ", placement " << placement;
   }
   EXPECT_GT(cuda_emulation::statistics().overtaken, overtaken);
+  cuda_emulation::set_order(cuda_emulation::late);
+}
+
+// Downloads and uploads of memory that is not pinned are in their streams' order too.
+TEST(StreamOrders, HaveTheSameBitsWhereHostMemoryIsNotPinned) {
+  const std::vector<Change> changes = placements();
+  TrainingHarness harness(tiny_gpt2(2));
+  config::TrainOptions options = short_options();
+  const Outcome pinned = harness.train(options, kSteps);
+  const std::uint64_t functions = cuda_emulation::statistics().host_functions;
+  options.host_memory = kHostMemory;
+  for (std::size_t placement = 0; placement < changes.size(); ++placement) {
+    config::TrainOptions changed = options;
+    changes[placement](changed);
+    cuda_emulation::set_order(kFirstSeed + placement);
+    cuda_emulation::limit_pinned(kBuffer.value() + kPageBytes);
+    EXPECT_EQ(harness.train(changed, kSteps), pinned) << "placement " << placement;
+    cuda_emulation::limit_pinned(~std::uint64_t{0});
+  }
+  EXPECT_GT(cuda_emulation::statistics().host_functions, functions);
   cuda_emulation::set_order(cuda_emulation::late);
 }
 

@@ -67,6 +67,9 @@ class CountingCuda final : public CudaApi {
               StreamHandle stream) override {
     return enqueues(stream), inner_->copy(target, source, size, direction, stream);
   }
+  Status call_host(StreamHandle stream, void (*function)(void*), void* argument) override {
+    return enqueues(stream), inner_->call_host(stream, function, argument);
+  }
   Status create_event(EventHandle& event) override { return waits(), inner_->create_event(event); }
   Status destroy_event(EventHandle event) override { return waits(), inner_->destroy_event(event); }
   Status record(EventHandle event, StreamHandle stream) override {

@@ -144,6 +144,8 @@ void FakeCuda::run_until(QueuedStream& stream, std::uint64_t position) {
     const Operation operation = stream.operations[stream.completed - stream.base];
     if (operation.target != nullptr) {
       std::memcpy(operation.target, operation.source, operation.size);
+    } else if (operation.function != nullptr) {
+      operation.function(operation.argument);
     } else {
       run_until(*operation.awaited.stream, operation.awaited.position);
     }
@@ -183,6 +185,13 @@ Status FakeCuda::copy(void* target, const void* source, std::size_t size, CopyDi
   if (stream == nullptr || !good) return kInvalidValue;
   static_cast<QueuedStream*>(stream)->operations.push_back(
       {.target = target, .source = source, .size = size, .awaited = {}});
+  return kSuccess;
+}
+
+Status FakeCuda::call_host(StreamHandle stream, void (*function)(void*), void* argument) {
+  if (stream == nullptr) return kInvalidValue;
+  static_cast<QueuedStream*>(stream)->operations.push_back(
+      {.function = function, .argument = argument, .awaited = {}});
   return kSuccess;
 }
 

@@ -65,6 +65,7 @@ class FakeCuda final : public CudaApi {
   Status is_captured(StreamHandle stream, bool& captured) override;
   Status copy(void* target, const void* source, std::size_t size, CopyDirection direction,
               StreamHandle stream) override;
+  Status call_host(StreamHandle stream, void (*function)(void*), void* argument) override;
   Status create_event(EventHandle& event) override;
   Status destroy_event(EventHandle event) override;
   Status record(EventHandle event, StreamHandle stream) override;
@@ -77,11 +78,13 @@ class FakeCuda final : public CudaApi {
     QueuedStream* stream = nullptr;
     std::uint64_t position = 0;
   };
-  /// A copy, or (without a target) a wait.
+  /// A copy, a function of the host, or (with neither) a wait.
   struct Operation {
     void* target = nullptr;
     const void* source = nullptr;
     std::size_t size = 0;
+    void (*function)(void*) = nullptr;
+    void* argument = nullptr;
     Recording awaited;
   };
   struct QueuedStream {

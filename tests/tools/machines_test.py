@@ -37,6 +37,20 @@ class NamedMachines(ProgramTestCase):
                          "b200: " + described["speed"].pop("machine"))
         self.assertEqual(named, described)
 
+    def test_say_what_their_gpu_keeps_in_attention(self):
+        self.write("long.json", {"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True},
+                                 "spillway": {"context": 32768}})
+        described = json.loads((MACHINES / "b200.json").read_text())
+        del described["generation"]
+        self.write("any.json", described)
+        known, any_gpu = (
+            self.document("plan", "long.json", "--machine", machine, "--model", "mistral-7b",
+                          "--device-memory", "60GB")["memory"]["device"]["items"]
+            for machine in ("b200", "any.json"))
+        # Gradients of scores: 2 bytes for each pair of positions and each of 4 query heads.
+        self.assertGreater(any_gpu["operator workspace"] - known["operator workspace"],
+                           7 * 10**9)
+
     def test_and_models_that_nobody_knows_are_refused_with_the_nearest(self):
         for machine, near in (("rtx4090", "rtx-4090"), ("h10", "h100"), ("l40", "l40s"),
                               ("rtx-5090-32gb", "rtx-5090-")):

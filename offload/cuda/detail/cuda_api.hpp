@@ -83,6 +83,10 @@ class CudaApi {
   [[nodiscard]] virtual Status copy(void* target, const void* source, std::size_t size,
                                     CopyDirection direction, StreamHandle stream) = 0;
 
+  /// Calls `function` on a thread of the driver, in the stream's order. It calls nothing of CUDA's.
+  [[nodiscard]] virtual Status call_host(StreamHandle stream, void (*function)(void*),
+                                         void* argument) = 0;
+
   /// Creates one without timing, which would slow each recording.
   [[nodiscard]] virtual Status create_event(EventHandle& event) = 0;
   [[nodiscard]] virtual Status destroy_event(EventHandle event) = 0;

@@ -156,6 +156,9 @@ class CudaRuntime final : public CudaApi {
         direction == CopyDirection::to_device ? cudaMemcpyHostToDevice : cudaMemcpyDeviceToHost;
     return cleared(::cudaMemcpyAsync(target, source, size, kind, stream_of(stream)));
   }
+  Status call_host(StreamHandle stream, void (*function)(void*), void* argument) override {
+    return cleared(::cudaLaunchHostFunc(stream_of(stream), function, argument));
+  }
 
   Status create_event(EventHandle& event) override {
     cudaEvent_t created = nullptr;

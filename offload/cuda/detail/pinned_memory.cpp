@@ -15,6 +15,7 @@
 #include <thread>
 #include <vector>
 
+#include "offload/cuda/detail/pageable_memory.hpp"
 #include "runtime/base/elapsed.hpp"
 #include "runtime/base/log.hpp"
 #include "runtime/base/units.hpp"
@@ -129,9 +130,12 @@ PinnedResult map_pinned(CudaApi& api, const PinnedRequest& request) {
     }
     return {.address = address, .reason = {}, .native = kSuccess};
   }
+  const std::string reason = "cudaHostRegister: " + api.describe(status);
+  if (request.pageable != nullptr && request.pageable->adopt(address, mapped, reason)) {
+    return {.address = address, .reason = {}, .native = kSuccess};
+  }
   detail::unmap_pages(address, size);
-  return {
-      .address = nullptr, .reason = "cudaHostRegister: " + api.describe(status), .native = status};
+  return {.address = nullptr, .reason = reason, .native = status};
 }
 
 PinnedResult pin_shared(CudaApi& api, const SharedPages& pages, std::size_t piece) {
@@ -157,8 +161,8 @@ void unmap_pinned(CudaApi& api, std::byte* address, const PinnedExtent& extent) 
 std::string pinned_warning(const MemoryBudget& memory, Bytes capacity) {
   if (!memory.wsl || capacity <= kPinnedByWsl) return {};
   return fmt::format(
-      "this is WSL2, where pinned memory ends near {}, and up to {} are wanted: if the driver "
-      "refuses them, give --host-memory {}, or use Linux without Windows",
+      "this is WSL2, where pinned memory ends near {}, and up to {} are wanted: what the driver "
+      "refuses is copied more slowly; give --host-memory {}, or use Linux without Windows",
       format_bytes(kPinnedByWsl), format_bytes(capacity), format_bytes(kPinnedByWsl));
 }
 

@@ -27,11 +27,14 @@ struct PinnedResult {
   int native = 0;      ///< errno or cudaError_t
 };
 
+class PageableMemory;
+
 struct PinnedRequest {
   detail::PageRequest pages;
   std::size_t piece = 0;  ///< bytes that are registered in one call, at most
   PinnedBound bound = PinnedBound::available;
-  std::optional<NodeIndex> node{};  ///< where the pages should lie, as far as it has room
+  std::optional<NodeIndex> node{};     ///< where the pages should lie, as far as it has room
+  PageableMemory* pageable = nullptr;  ///< adopts what the driver does not pin; null: a refusal
 };
 
 /// Maps bytes aligned to kPageBytes. A refusal leaves nothing mapped or registered.

@@ -1,5 +1,6 @@
 #include "runtime/engine/device/compute_device.hpp"
 
+#include <algorithm>
 #include <utility>
 
 #include "cpu_adam/adam.hpp"
@@ -18,6 +19,10 @@ namespace {
 /// what comes later and has no figure yet: kernels that cuBLASLt and cuDNN load or compile on first
 /// use, the driver's memory for their stacks, and NCCL's buffers.
 constexpr double kShareOfDeviceMemory = 0.95;
+
+/// Bytes of the pinned buffer through which what cannot be pinned is copied: pieces of 4 MiB for
+/// each of 8 streams, and no more than a sixteenth of the host memory of a small run.
+Bytes bounce_buffer(Bytes host) { return std::min(32_MiB, Bytes{host.value() / 16}); }
 
 bool is_cuda(const config::TrainOptions& options) {
   return options.device.value_or(config::DeviceKind::host) == config::DeviceKind::cuda;
@@ -110,7 +115,8 @@ std::unique_ptr<offload::DeviceBackend> make_backend(const config::TrainOptions&
                                        .device = options.device_index,
                                        .pinned_bound = options.host_memory
                                                            ? offload::PinnedBound::capacity
-                                                           : offload::PinnedBound::available});
+                                                           : offload::PinnedBound::available,
+                                       .bounce_buffer = bounce_buffer(budgets.host)});
   }
   return offload::make_host_backend({.device_capacity = budgets.device,
                                      .pinned_capacity = budgets.host,

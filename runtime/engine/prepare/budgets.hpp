@@ -17,8 +17,10 @@
 namespace spillway::engine {
 
 /// What the process takes from here on beside what a plan lists: code that oneDNN generates,
-/// stacks, the list of operations. Training GPT-2 in fp32 had 36 MiB more in memory than its plan.
-/// What it has already, CUDA's context and libraries on a GPU, is measured.
+/// stacks, the list of operations; on a GPU, where no code is generated, the buffer through which
+/// it copies what the driver does not pin (device/compute_device.cpp). Training GPT-2 in fp32 had
+/// 36 MiB more in memory than its plan. What it has already, CUDA's context and libraries on a GPU,
+/// is measured.
 inline constexpr Bytes kProcessOverhead{std::uint64_t{64} << 20};
 
 /// Bytes of `memory` that may still be allocated and listed in a plan.

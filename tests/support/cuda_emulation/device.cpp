@@ -10,6 +10,7 @@ namespace cuda_emulation {
 
 void set_order(std::uint64_t seed) { Device::Lock()->set_order(seed); }
 void set_devices(int count) { Device::Lock()->devices = count; }
+void limit_pinned(std::uint64_t bytes) { Device::Lock()->memory.most_pinned = bytes; }
 void set_integrated(bool integrated) { Device::Lock()->integrated = integrated; }
 Statistics statistics() { return Device::Lock()->statistics; }
 void refuse_to_block() { Device::Lock()->refuse_to_block(); }
@@ -36,6 +37,8 @@ Device::Device() {
   set_order(seed != nullptr ? std::strtoull(seed, nullptr, 10) : std::uint64_t{late});
   const char* const count = std::getenv("SPILLWAY_CUDA_EMULATION_DEVICES");
   if (count != nullptr) devices = std::atoi(count);
+  const char* const pinned = std::getenv("SPILLWAY_CUDA_EMULATION_PINNED");
+  if (pinned != nullptr) memory.most_pinned = std::strtoull(pinned, nullptr, 10);
   never_blocks_ = std::getenv("SPILLWAY_CUDA_EMULATION_NEVER_BLOCKS") != nullptr;
 }
 

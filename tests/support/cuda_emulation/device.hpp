@@ -76,6 +76,7 @@ class Memory {
   [[nodiscard]] cudaError_t pin(void* address, std::size_t size);
   [[nodiscard]] bool unpin(void* address, std::size_t& size);
   [[nodiscard]] bool pinned(const void* address, std::size_t size) const;
+  std::uint64_t most_pinned = ~std::uint64_t{0};
 
  private:
   struct Allocation {

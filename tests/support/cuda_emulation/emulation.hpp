@@ -28,6 +28,10 @@ void set_order(std::uint64_t seed);
 /// one, and a stream and its operands are of one device.
 void set_devices(int count);
 
+/// So many bytes of host memory are pinned at most from here on; at first as many as
+/// SPILLWAY_CUDA_EMULATION_PINNED in the environment says, else all.
+void limit_pinned(std::uint64_t bytes);
+
 /// The devices say from here on whether their memory is the host's.
 void set_integrated(bool integrated);
 
@@ -35,6 +39,7 @@ struct Statistics {
   std::uint64_t kernels = 0;
   std::uint64_t blocks = 0;
   std::uint64_t copies = 0;
+  std::uint64_t host_functions = 0;
   std::uint64_t products = 0;
   std::uint64_t overtaken = 0;     ///< operations that ran before an earlier one of another stream
   std::uint64_t most_pending = 0;  ///< operations that a stream has held at a time

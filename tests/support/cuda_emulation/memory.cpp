@@ -111,6 +111,9 @@ cudaError_t Memory::pin(void* address, std::size_t size) {
     const auto& [start, length] = *std::prev(after);
     if (start + length > first) return cudaErrorHostMemoryAlreadyRegistered;
   }
+  std::uint64_t all = size;
+  for (const auto& [start, length] : pinned_) all += length;
+  if (all > most_pinned) return cudaErrorMemoryAllocation;
   pinned_[first] = size;
   return cudaSuccess;
 }

@@ -279,6 +279,15 @@ cudaError_t cudaMemcpyAsync(void* target, const void* source, std::size_t size, 
     return cudaSuccess;
   });
 }
+cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* argument) {
+  return on_stream(stream, [&](Device& device) {
+    device.enqueue(*stream, {.work = [=, &device] {
+      function(argument);
+      ++device.statistics.host_functions;
+    }});
+    return cudaSuccess;
+  });
+}
 cudaError_t cudaMemsetAsync(void* target, int value, std::size_t size, cudaStream_t stream) {
   return on_stream(stream, [&](Device& device) {
     expect_device(device, *stream, target, size, "a memset");

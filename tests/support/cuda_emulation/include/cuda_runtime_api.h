@@ -65,6 +65,7 @@ inline constexpr unsigned cudaEnableDefault = 0;
 
 using cudaStream_t = struct CUstream_st*;
 using cudaEvent_t = struct CUevent_st*;
+using cudaHostFn_t = void (*)(void*);
 
 struct cudaDeviceProp {
   char name[256];
@@ -117,6 +118,7 @@ cudaError_t cudaHostRegister(void* address, std::size_t size, unsigned flags);
 cudaError_t cudaHostUnregister(void* address);
 cudaError_t cudaMemcpyAsync(void* target, const void* source, std::size_t size, cudaMemcpyKind kind,
                             cudaStream_t stream);
+cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* argument);
 cudaError_t cudaMemsetAsync(void* target, int value, std::size_t size, cudaStream_t stream);
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags);
