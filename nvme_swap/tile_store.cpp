@@ -49,6 +49,7 @@ EngineAbilities TileStore::engine_abilities() const { return implementation_->en
 const std::optional<CommitHeader>& TileStore::committed() const {
   return implementation_->committed();
 }
+MappedTiles TileStore::map() const { return implementation_->map(); }
 void TileStore::check_present() const { implementation_->check_present(); }
 StoreCounters TileStore::counters() const { return implementation_->counters(); }
 

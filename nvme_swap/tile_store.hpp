@@ -28,6 +28,7 @@
 
 #include "nvme_swap/checksum.hpp"
 #include "nvme_swap/io_engine.hpp"
+#include "nvme_swap/mapped_tiles.hpp"
 #include "runtime/base/run_id.hpp"
 #include "runtime/base/ticket.hpp"
 #include "runtime/base/units.hpp"
@@ -163,6 +164,9 @@ class TileStore final : public TicketSource {
   /// commits, and opening it again recovers one of the two.
   [[nodiscard]] Ticket commit(const CommitHeader& header);
 
+  /// Maps the tiles of a store of one slot. Of a tile that is written again, pages that nobody has
+  /// written in the mapping are the new ones, once the write has finished.
+  [[nodiscard]] MappedTiles map() const;
   /// Throws `Error{corrupt_data}` naming the file unless the path of every swap file still leads to
   /// the file that the store has open, in its full length. What is written to a file that was
   /// removed or replaced is lost when the store is closed. Costs two system calls a file, and no

@@ -1,10 +1,11 @@
 """Fine-tunes a 4-bit base with LoRA, in less device memory than the base has bytes (QLoRA).
 
-usage: quantized_base.py [HF_DIR DEVICE DEVICE_MEMORY]
+usage: quantized_base.py [HF_DIR DEVICE DEVICE_MEMORY [DISK]]
 
 HF_DIR is a checkpoint of Hugging Face, such as that of a Llama of 70 billion parameters, DEVICE
 "cuda" and DEVICE_MEMORY "20GB". Without arguments it makes a small checkpoint and computes on the
-CPU. The base is quantized while it is loaded, shard by shard, and never there as a whole.
+CPU. The base is quantized while it is loaded, shard by shard, and never there as a whole. With
+DISK, a folder on a drive, it then waits there and not in host memory.
 """
 import pathlib
 import sys
@@ -27,7 +28,7 @@ def make_checkpoint(folder: pathlib.Path) -> None:
         num_attention_heads=4)).bfloat16().save_pretrained(folder, max_shard_size="200KB")
 
 
-def main(folder: pathlib.Path, device: str, device_memory: str) -> None:
+def main(folder: pathlib.Path, device: str, device_memory: str, disk: str = "") -> None:
     model = transformers.AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.bfloat16, device_map="cpu",
         quantization_config=transformers.BitsAndBytesConfig(
@@ -36,8 +37,10 @@ def main(folder: pathlib.Path, device: str, device_memory: str) -> None:
     model = get_peft_model(model, LoraConfig(r=8, target_modules="all-linear"))
     model.gradient_checkpointing_enable({"use_reentrant": False})
     model.enable_input_require_grads()
-    print(spillway.torch.plan(model, device_memory=device_memory, device=device))
-    offload_model(model, device_memory, device=device)
+    home, drives = ("nvme", [disk]) if disk else ("auto", [])
+    print(spillway.torch.plan(model, device_memory=device_memory, device=device, frozen=home,
+                              frozen_nvme=drives))
+    offload_model(model, device_memory, device=device, frozen=home, frozen_nvme=drives)
     adapters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = OffloadedAdamW(adapters, lr=1e-2, max_norm=1.0)
     text = torch.tensor(list(TEXT.encode()))
@@ -64,4 +67,4 @@ if __name__ == "__main__":
     else:
         with tempfile.TemporaryDirectory() as temporary:
             make_checkpoint(pathlib.Path(temporary))
-            main(pathlib.Path(temporary), "cpu", "900KB")
+            main(pathlib.Path(temporary), "cpu", "900KB", temporary)

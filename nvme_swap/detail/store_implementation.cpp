@@ -262,6 +262,18 @@ void TileStore::Implementation::discard(TileIndex tile) {
   versions_.discard(tile);
 }
 
+MappedTiles TileStore::Implementation::map() const {
+  check(map_.slots == 1, ErrorCode::not_supported,
+        "the tiles of a store of several slots cannot be mapped: writes move them");
+  std::vector<TilePlace> places;
+  for (const TileEntry& entry : map_.tiles) {
+    places.push_back({.file = descriptors_[entry.file],
+                      .offset = FileOffset{entry.offset},
+                      .bytes = entry.bytes});
+  }
+  return MappedTiles(places);
+}
+
 bool TileStore::Implementation::ready(std::uint32_t slot) {
   SPILLWAY_ASSERT(slot < operations_.size() && operations_[slot].kind != Kind::free);
   if (!operations_[slot].over) pump();

@@ -57,6 +57,7 @@ class TileStore::Implementation {
   void verify(TileIndex tile, std::span<const std::byte> data) const;
   void verify(TileIndex tile, std::uint64_t checksum) const;
   void discard(TileIndex tile);
+  [[nodiscard]] MappedTiles map() const;
 
   [[nodiscard]] bool ready(std::uint32_t slot);
   void finish(std::uint32_t slot);

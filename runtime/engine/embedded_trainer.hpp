@@ -72,8 +72,14 @@ struct FrozenTensor {
   /// device.
   std::optional<std::uint32_t> unit{};
   /// [bytes] at the start, read by the constructor alone. Null: the framework writes where the
-  /// tensor is kept, before the first pass.
+  /// tensor is kept, before the first pass; of a unit on disk, by `write_frozen`.
   const std::byte* values = nullptr;
+};
+
+/// New values of a frozen tensor.
+struct FrozenValues {
+  std::uint32_t frozen = 0;
+  std::span<const std::byte> values;  ///< [bytes]
 };
 
 /// What becomes of a parameter that got no gradient before `step`.
@@ -126,7 +132,10 @@ struct EmbeddedOptions {
   /// registration, and `frozen_pages` the frozen tensors of units, which are there already and
   /// stay. `host_memory` does not count either.
   std::optional<offload::SharedPages> parameter_pages, frozen_pages;
-  std::vector<std::filesystem::path> nvme;   ///< where state lives; empty: in host memory
+  std::vector<std::filesystem::path> nvme;  ///< where state lives; empty: in host memory
+  /// Where frozen tensors of units live, which are read there for each pass; empty: in host memory.
+  /// The trainer writes files there, which go with it.
+  std::vector<std::filesystem::path> frozen_nvme;
   std::uint64_t tile_parameters = 2u << 20;  ///< a multiple of kLeafParameters
   std::uint32_t threads = 0;                 ///< of the update; 0: physical cores
   std::optional<cpu_adam::Isa> isa;
@@ -225,9 +234,14 @@ class EmbeddedTrainer {
   /// Returns where a parameter of an entered unit is on the device, until `leave`.
   [[nodiscard]] std::span<std::byte> device_values(std::uint32_t parameter);
   /// Returns where a frozen tensor is kept, or where it is on the device until `leave`: [bytes].
-  /// The framework may write where it is kept, between passes.
+  /// The framework may write where it is kept, between passes. One of a unit on disk is kept in a
+  /// mapping of the file: passes do not see what is written there, but what `write_frozen` is
+  /// given.
   [[nodiscard]] std::span<std::byte> frozen_values(std::uint32_t frozen);
   [[nodiscard]] std::span<std::byte> device_frozen(std::uint32_t frozen);
+  /// Writes frozen tensors of units where they are kept, for passes that begin from now on. On
+  /// disk, those of a unit that come in one call are written together.
+  void write_frozen(std::span<const FrozenValues> values);
   /// Whether a frozen tensor is kept in memory of a GPU.
   [[nodiscard]] bool keeps_frozen_on_gpu(std::uint32_t frozen) const;
   /// Ends the pass: another unit may take the memory of its parameters once `readers` have ended.

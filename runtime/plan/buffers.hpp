@@ -64,6 +64,7 @@ enum class PoolKind : std::uint8_t {
   host_parameters,           ///< by tile
   host_stash,                ///< by version and tile: of `host_parameters` before updates
   host_frozen,               ///< by block
+  frozen_staging,            ///< each holds what is frozen of a block, in whole pages
   secondary_parameters,      ///< by block: this rank's part of what its node has gathered
   host_state,                ///< by tile
   state_staging,             ///< each holds a tile's slot
@@ -72,6 +73,7 @@ enum class PoolKind : std::uint8_t {
   host_leaves,               ///< by tile: as `device_leaves`; the last holds all losses
   gathered_leaves,           ///< by rank: its `host_leaves`
   // NVMe.
+  disk_frozen,             ///< by block
   disk_boundaries,         ///< by layer and micro-batch
   disk_saved_activations,  ///< by layer's first block and micro-batch
   disk_state,              ///< by tile, both slots

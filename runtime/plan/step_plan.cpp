@@ -12,7 +12,7 @@ std::string_view name_of(const Copy& copied) {
   const bool down = copied.from < copied.to;
   switch (copied.what) {
     case ValueKind::parameters: return down ? "keep_params" : "upload_params";
-    case ValueKind::frozen: return "upload_frozen";
+    case ValueKind::frozen: return copied.from == Tier::nvme ? "read_frozen" : "upload_frozen";
     case ValueKind::gradient: return "download_grads";
     case ValueKind::state: return copied.to == Tier::nvme ? "write_state" : "read_state";
     case ValueKind::saved:

@@ -66,6 +66,7 @@ struct Copy {
 inline constexpr Copy kUploadParams{ValueKind::parameters, Tier::host, Tier::device};
 inline constexpr Copy kKeepParams{ValueKind::parameters, Tier::device, Tier::host};
 inline constexpr Copy kUploadFrozen{ValueKind::frozen, Tier::host, Tier::device};
+inline constexpr Copy kReadFrozen{ValueKind::frozen, Tier::nvme, Tier::host};
 inline constexpr Copy kDownloadGrads{ValueKind::gradient, Tier::device, Tier::host};
 inline constexpr Copy kReadState{ValueKind::state, Tier::nvme, Tier::host};
 inline constexpr Copy kStageState{ValueKind::state, Tier::device, Tier::host};

@@ -115,6 +115,43 @@ TEST(ExternalStep, WhatIsFrozenIsUploadedInEveryPassAndHasNoUpdate) {
   }
 }
 
+TEST(ExternalStep, WhatIsFrozenOnDiskPassesThroughStagingInEveryPass) {
+  for (const std::uint32_t slots : {1U, 3U}) {
+    auto [workload, placement] = external(6, Tier::host);
+    workload.streams_external = true;
+    placement.parameter_slots = slots;
+    placement.blocks[0].parameters = Tier::device;
+    placement.frozen_staging = 2;
+    for (std::uint32_t block = 1; block < 5; ++block) {  // of the last block nothing is frozen
+      workload.blocks[block].frozen_bytes = Bytes{5000 * block};
+      placement.blocks[block].parameters = Tier::nvme;
+    }
+    // Of 5,000, 10,000, 15,000 and 20,000 bytes: 2, 3, 4 and 5 pages.
+    for (const StepPlan& pass :
+         {build_training_step(workload, placement), build_external_backward(workload, placement)}) {
+      EXPECT_EQ(find_race(pass), "") << to_text(pass);
+      EXPECT_EQ(find_wrong_content(pass), "") << to_text(pass);
+      EXPECT_EQ(bytes_moved(pass, kReadFrozen), Bytes{14 * 4096});
+      EXPECT_EQ(bytes_moved(pass, kUploadFrozen), Bytes{50'000});
+    }
+    // A read waits for the upload that leaves its buffer, and for no pass.
+    const StepPlan forward = build_training_step(workload, placement);
+    const OpIndex third = find(forward, OpKind::copy, Lane::nvme_read, 3);
+    const auto dependencies = forward.dependencies_of(forward.ops[third]);
+    ASSERT_EQ(dependencies.size(), 1U);
+    const Op& upload = forward.ops[dependencies.front()];
+    EXPECT_TRUE(is_copy(upload, kUploadFrozen) && upload.block == 1);
+    std::map<std::string, std::uint64_t> bytes;
+    for (const MemoryItem& item : memory_items(workload, placement)) {
+      bytes[std::string(name_of(item.tier)) + " " + item.what] = item.bytes.value();
+    }
+    EXPECT_EQ(bytes.count("host frozen parameters"), 0U);
+    EXPECT_EQ(bytes["host staging of frozen parameters"], 2U * 5 * 4096);
+    EXPECT_EQ(bytes["nvme frozen parameters"], 14U * 4096);
+    EXPECT_EQ(bytes["device slots of frozen parameters"], 20'000 * slots);
+  }
+}
+
 TEST(ExternalStep, APassWaitsForTheUpdateOfItsOwnBlockAlone) {
   const auto [workload, placement] = external(5, Tier::host);
   const StepPlan plan = build_training_step(workload, placement);

@@ -9,8 +9,9 @@ namespace {
 Tier named_tier(PoolKind pool) {
   const std::string_view name = name_of(pool);
   if (name.starts_with("disk_")) return Tier::nvme;
-  for (const char* host : {"host_", "landing_", "gathered_leaves", "state_staging", "checksums",
-                           "boundary_staging", "saved_activation_staging", "secondary_"}) {
+  for (const char* host :
+       {"host_", "landing_", "gathered_leaves", "state_staging", "checksums", "boundary_staging",
+        "saved_activation_staging", "frozen_staging", "secondary_"}) {
     if (name.starts_with(host)) return Tier::host;
   }
   return Tier::device;

@@ -39,8 +39,8 @@ PROGRAM = """if True:
     def adapters(model):
         return get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj", "v_proj"]))
 
-    def train(model, budget):
-        offload_model(model, budget)
+    def train(model, budget, **frozen):
+        offload_model(model, budget, **frozen)
         optimizer = OffloadedAdamW([p for p in model.parameters() if p.requires_grad])
         tokens = torch.randint(64, (1, 8))
         model(input_ids=tokens, labels=tokens).loss.backward()
@@ -60,12 +60,14 @@ PROGRAM = """if True:
         model = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.float32)
     loaded = resident() - before
     model = adapters(model)
-    plan = spillway.torch.plan(model, device_memory=sys.argv[3])
-    optimizer = train(model, sys.argv[3])
+    frozen = {"frozen": "nvme", "frozen_nvme": sys.argv[4]} if len(sys.argv) > 4 else {}
+    plan = spillway.torch.plan(model, device_memory=sys.argv[3], **frozen)
+    optimizer = train(model, sys.argv[3], **frozen)
     most.ends = True
     most.join()
     print(json.dumps({"most": most.most - before, "loaded": loaded,
-                      "planned": plan.host + plan.device, "end": resident() - before}))
+                      "planned": plan.host + plan.device, "end": resident() - before,
+                      "on_disk": plan.disk}))
 """
 
 
@@ -79,9 +81,9 @@ def checkpoint(tmp_path_factory):
     return folder
 
 
-def memory(checkpoint, how):
-    line = subprocess.check_output([sys.executable, "-c", PROGRAM, checkpoint, how, "120MB"],
-                                   text=True)
+def memory(checkpoint, how, *folder):
+    line = subprocess.check_output(
+        [sys.executable, "-c", PROGRAM, checkpoint, how, "120MB", *folder], text=True)
     return json.loads(line.splitlines()[-1])
 
 
@@ -99,3 +101,12 @@ def test_a_base_in_memory_moves_tensor_by_tensor(checkpoint):
     found = memory(checkpoint, "converted")  # to fp32, so that it is there as a whole
     assert found["loaded"] > found["planned"] * 0.6
     assert found["most"] < found["planned"] + 2 * LARGEST + 64 * MIB + ROOM
+
+
+def test_a_base_on_disk_takes_staging_alone(checkpoint, tmp_path):
+    found = memory(checkpoint, "mapped", tmp_path)
+    block = 32 * MIB  # with two vectors
+    assert LAYERS * block < found["on_disk"] < LAYERS * (block + 8192)
+    # The device is host memory here; adapters and their state are small.
+    assert found["planned"] < 120e6 + 2 * block + 40 * MIB < found["on_disk"] + 2 * block
+    assert found["most"] < found["planned"] + LARGEST + ROOM

@@ -38,6 +38,7 @@ SCRIPTS = {**{f"mpi.{name}": ["spillway", "spillway_mpi"]
                "deepspeed_checkpoint", "deepspeed_cut", "deepspeed_gan", "deepspeed_names",
                "deepspeed_scripts",
                "deferred", "device", "engine", "engine_ranks", "forecast", "forked",
+               "frozen_disk",
                "handed_back", "handed_over", "handles", "huggingface", "huggingface_resume",
                "idioms_calls", "idioms_data", "idioms_gradients", "idioms_kept", "idioms_libraries",
                "idioms_lightning", "idioms_models", "idioms_passes", "idioms_states",

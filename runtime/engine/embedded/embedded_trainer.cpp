@@ -5,6 +5,8 @@
 #include <cmath>
 #include <cstddef>
 #include <initializer_list>
+#include <utility>
+#include <vector>
 
 #include "cpu_adam/gradient_norm.hpp"
 #include "runtime/base/error.hpp"
@@ -99,6 +101,21 @@ std::span<std::byte> EmbeddedTrainer::device_values(std::uint32_t parameter) {
 
 std::span<std::byte> EmbeddedTrainer::frozen_values(std::uint32_t frozen) {
   return parts_->values.frozen(parts_->frozen_range(frozen));
+}
+
+void EmbeddedTrainer::write_frozen(std::span<const FrozenValues> values) {
+  std::vector<FrozenPiece> pieces;
+  for (const FrozenValues& each : values) {
+    const FrozenRange& range = parts_->frozen_range(each.frozen);
+    const std::string& name = parts_->layout.frozen_names[each.frozen];
+    check(range.block.has_value(), ErrorCode::invalid_argument,
+          fmt::format("\"{}\" is of no unit; write it where it is kept", name));
+    check(each.values.size() == range.bytes, ErrorCode::invalid_argument,
+          fmt::format("\"{}\" has {} bytes, not {}", name, range.bytes, each.values.size()));
+    pieces.push_back({range, each.values});
+  }
+  parts_->passes.forget_uploads();
+  parts_->values.write_frozen(std::move(pieces));
 }
 
 bool EmbeddedTrainer::keeps_frozen_on_gpu(std::uint32_t frozen) const {

@@ -29,11 +29,13 @@ EmbeddedLayout layout_of(const EmbeddedOptions& options,
   return layout;
 }
 
-nvme_swap::StoreOptions state_store(const EmbeddedOptions& options) {
+/// Returns what a store is made with that goes with the trainer.
+nvme_swap::StoreOptions own_store(const EmbeddedOptions& options,
+                                  const std::vector<std::filesystem::path>& directories) {
   nvme_swap::StoreOptions store;
   store.adapt = options.adapt;  // which copies of the state have too
-  if (options.nvme.empty()) return store;
-  store.directories = options.nvme;
+  if (directories.empty()) return store;
+  store.directories = directories;
   store.owner = random_run_id();
   store.remove_on_close = true;
   store.lock_patience = kLockPatience;
@@ -53,8 +55,10 @@ EngineSetup engine_setup(const EmbeddedOptions& options, const EmbeddedLayout& l
                       .workload = layout.workload,
                       .budgets = needs.total(),
                       .placement = placement},
-      .store = StateStore{.options = state_store(options)},
-      .external = ExternalModel{.framework = framework, .groups = layout.groups},
+      .store = StateStore{.options = own_store(options, options.nvme)},
+      .external = ExternalModel{.framework = framework,
+                                .groups = layout.groups,
+                                .frozen_store = own_store(options, options.frozen_nvme)},
       .shared = SharedPools{.parameters = options.parameter_pages, .frozen = options.frozen_pages}};
 }
 
@@ -105,11 +109,13 @@ EmbeddedParts::EmbeddedParts(const EmbeddedOptions& wanted,
   if (options.traces) record.trace(lists.most_ops() + copies_of_step(options, layout));
   for (const ParameterRange& each : layout.ranges) values.clear_padding(each);
   cycle.initialize(ValuesSource(options.dtype, layout.ranges, parameters));
+  std::vector<FrozenPiece> given;
   for (std::size_t i = 0; i < frozen.size(); ++i) {
     if (frozen[i].values == nullptr) continue;
     if (options.frozen_pages && frozen[i].unit) continue;  // it is there
-    values.write_frozen(layout.frozen[i], {frozen[i].values, frozen[i].bytes.value()});
+    given.push_back({layout.frozen[i], {frozen[i].values, frozen[i].bytes.value()}});
   }
+  values.write_frozen(std::move(given));
 }
 
 EmbeddedParts::~EmbeddedParts() { come_to_rest(); }

@@ -17,7 +17,7 @@ std::uint32_t staging_buffers(const plan::Placement& placement) {
 ActivationOps::ActivationOps(OpContext& context, WorkerChecksum& checksum)
     : context_(context),
       checksum_(checksum),
-      tiles_(context.resources.memory),
+      tiles_(activation_tiles(context.resources.memory)),
       moves_(staging_buffers(context.resources.placement)),
       checksums_(staging_buffers(context.resources.placement)) {}
 

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "runtime/engine/step/activation_tiles.hpp"
+#include "runtime/engine/step/buffer_tiles.hpp"
 #include "runtime/engine/step/op_context.hpp"
 #include "runtime/engine/step/ticket_chains.hpp"
 #include "runtime/engine/step/worker_checksum.hpp"
@@ -38,7 +38,7 @@ class ActivationOps {
 
   OpContext& context_;
   WorkerChecksum& checksum_;
-  const ActivationTiles tiles_;
+  const BufferTiles tiles_;
   // By staging buffer, of boundaries first:
   TicketChains<SecondHalf> moves_;
   std::vector<std::uint64_t> checksums_;

@@ -20,7 +20,8 @@ namespace {
 std::uint64_t largest_checksum(const OpResources& r) {
   std::uint64_t largest = plan::slot_bytes(r.placement.format, r.placement.tile_parameters).value();
   for (const auto pool :
-       {plan::PoolKind::boundary_staging, plan::PoolKind::saved_activation_staging}) {
+       {plan::PoolKind::boundary_staging, plan::PoolKind::saved_activation_staging,
+        plan::PoolKind::frozen_staging}) {
     const auto& ends = r.memory.pool(pool).ends;
     if (!ends.empty()) largest = std::max(largest, ends.front());
   }
@@ -35,7 +36,8 @@ OpActions::OpActions(OpResources resources)
       passes_(context_),
       state_(context_, checksum_),
       updates_(context_, state_),
-      activations_(context_, checksum_) {}
+      activations_(context_, checksum_),
+      frozen_(context_, checksum_) {}
 
 bool OpActions::skips(const Op& op) const {
   const StepDecisions& decided = *context_.decisions;
@@ -117,6 +119,7 @@ void OpActions::keep_secondary(const Op& op, offload::Stream& stream) {
 
 /// Starts a copy to or from the disk.
 Ticket OpActions::copy(const Op& op) {
+  if (op.copied.what == ValueKind::frozen) return frozen_.read(op);
   const bool state = op.copied.what == ValueKind::state;
   if (op.copied.to == Tier::nvme) return state ? state_.write(op) : activations_.spill(op);
   return state ? state_.read(op) : activations_.fetch(op);

@@ -5,6 +5,7 @@
 
 #include "runtime/engine/step/activation_ops.hpp"
 #include "runtime/engine/step/executor.hpp"
+#include "runtime/engine/step/frozen_ops.hpp"
 #include "runtime/engine/step/op_context.hpp"
 #include "runtime/engine/step/pass_ops.hpp"
 #include "runtime/engine/step/state_ops.hpp"
@@ -49,6 +50,7 @@ class OpActions final : public OpPerformer {
   StateOps state_;
   UpdateOps updates_;
   ActivationOps activations_;
+  FrozenOps frozen_;
 };
 
 }  // namespace spillway::engine

@@ -31,6 +31,7 @@ struct OpResources {
   cpu_adam::WorkerPool& workers;
   nvme_swap::TileStore* store;             ///< null where no plan reads or writes state there
   nvme_swap::TileStore* activation_store;  ///< null unless activations are placed on disk
+  nvme_swap::TileStore* frozen_store;      ///< null unless what is frozen is placed there
   cpu_adam::Isa isa;
   const cpu_adam::Kernel& kernel;
   std::size_t update_prefetch;

@@ -61,6 +61,7 @@ StepEngine::StepEngine(EngineSetup setup, const ModelRuntime& model,
   if (model.ops != nullptr) model.ops->bind_stream(streams_->compute->native());
   open_store();
   open_activation_store();
+  open_frozen_store();
   workers_ = std::make_unique<cpu_adam::WorkerPool>(
       cpu_adam::WorkerPoolOptions{.threads = options().threads, .wake = &wake_});
   actions_ = std::make_unique<OpActions>(
@@ -73,6 +74,7 @@ StepEngine::StepEngine(EngineSetup setup, const ModelRuntime& model,
                   .workers = *workers_,
                   .store = store_.get(),
                   .activation_store = activation_store_.get(),
+                  .frozen_store = frozen_store_.get(),
                   .isa = isa(),
                   .kernel = update_kernel(options(), workload()),
                   .update_prefetch = setup_.update_prefetch,
@@ -104,7 +106,7 @@ void StepEngine::open_store() {
 
 /// One slot a saved tensor and never a commit: a write takes the place of the one before.
 void StepEngine::open_activation_store() {
-  const nvme_swap::StoreLayout layout{.tiles = ActivationTiles(*memory_).tiles()};
+  const nvme_swap::StoreLayout layout{.tiles = activation_tiles(*memory_).tiles()};
   if (layout.tiles.empty()) return;
   nvme_swap::StoreOptions scratch = setup_.store.options;
   scratch.name = "activations";
@@ -117,6 +119,19 @@ void StepEngine::open_activation_store() {
     if (!staging.empty()) scratch.buffers.push_back(staging);
   }
   activation_store_ = nvme_swap::TileStore::create(scratch, layout);
+}
+
+/// Likewise one slot a block and never a commit: whoever starts again writes all of it.
+void StepEngine::open_frozen_store() {
+  const nvme_swap::StoreLayout layout{.tiles = frozen_tiles(*memory_).tiles()};
+  if (layout.tiles.empty()) return;
+  nvme_swap::StoreOptions& options = setup_.external->frozen_store;
+  options.name = "frozen";
+  options.slots = 1;
+  options.remove_on_close = true;
+  options.wake = &wake_;
+  options.buffers = {memory_->all_host(plan::PoolKind::frozen_staging)};
+  frozen_store_ = nvme_swap::TileStore::create(options, layout);
 }
 
 data::MicroBatch StepEngine::batch(std::uint32_t pass) const {

@@ -38,6 +38,7 @@ struct StateStore {
 struct ExternalModel {
   ExternalFramework& framework;  ///< outlives the engine
   std::vector<BlockGroups> groups;
+  nvme_swap::StoreOptions frozen_store{};  ///< of what is frozen, where that is placed on disk
 };
 
 /// What an engine is made of: model and plan, and what only some engines have beside them.
@@ -81,6 +82,8 @@ class StepEngine {
   /// Returns where the state is kept, and the store that is open there, or null.
   [[nodiscard]] const StateStore& state_store() const { return setup_.store; }
   [[nodiscard]] nvme_swap::TileStore* store() const { return store_.get(); }
+  /// Returns the store of what is frozen of blocks, a tile a block (`frozen_tiles`), or null.
+  [[nodiscard]] nvme_swap::TileStore* frozen_store() const { return frozen_store_.get(); }
   [[nodiscard]] OpActions& actions() const { return *actions_; }
   /// Returns where the tokens of a pass lie on the host.
   [[nodiscard]] data::MicroBatch batch(std::uint32_t pass) const;
@@ -102,6 +105,7 @@ class StepEngine {
  private:
   void open_store();
   void open_activation_store();
+  void open_frozen_store();
 
   EngineSetup setup_;
   RankGroups alone_;
@@ -116,6 +120,7 @@ class StepEngine {
   std::unique_ptr<Memory> memory_;
   std::unique_ptr<nvme_swap::TileStore> store_;             ///< or null
   std::unique_ptr<nvme_swap::TileStore> activation_store_;  ///< of saved tensors on disk, or null
+  std::unique_ptr<nvme_swap::TileStore> frozen_store_;      ///< or null
   std::unique_ptr<cpu_adam::WorkerPool> workers_;
   std::unique_ptr<OpActions> actions_;
 };

@@ -14,7 +14,9 @@
 namespace spillway::plan {
 
 struct BlockCut {
-  Tier parameters = Tier::host;  ///< device: resident; host: every visit streams them
+  /// device: resident; host: every visit streams them; nvme: likewise, where another framework runs
+  /// the passes, and what is frozen of the block is read from the disk for each.
+  Tier parameters = Tier::host;
   /// Tier in which gradients wait for the update and rounds are summed. If it is the device and the
   /// state is not, only the sum of all rounds crosses the link.
   Tier gradients = Tier::host;

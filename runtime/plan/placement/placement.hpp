@@ -27,6 +27,8 @@ struct Placement {
   std::uint32_t boundary_staging = 0;  ///< host buffers for boundaries on nvme
   std::uint32_t saved_slots = 0;    ///< device homes shared by saved activations that come and go
   std::uint32_t saved_staging = 0;  ///< host buffers for saved activations on nvme
+  /// Host buffers through which what is frozen of blocks passes whose parameters are on nvme.
+  std::uint32_t frozen_staging = 0;
   bool commits = true;  ///< every tile has slots on disk; else only tiles that live there
   /// Number of blocks, the last ones, that a step updates ahead of the decision about its update,
   /// into the spare slots of their tiles. All state is on disk, and each step commits.

@@ -32,7 +32,12 @@ CutSet resident_of_ranks(const PoolSizes& s, std::uint32_t) {
 CutSet resident_and_stashed(const PoolSizes& s, std::uint32_t) {
   return if_so(s.workload().stale.stashes(), kResident);
 }
-CutSet streamed(const PoolSizes&, std::uint32_t) { return kStreamed; }
+CutSet frozen_on_host(const PoolSizes&, std::uint32_t) {
+  return {.parameters = place_of(Tier::host)};
+}
+CutSet frozen_on_disk(const PoolSizes&, std::uint32_t) {
+  return {.parameters = place_of(Tier::nvme)};
+}
 CutSet streamed_and_stashed(const PoolSizes& s, std::uint32_t) {
   return if_so(s.workload().stale.stashes(), kStreamed);
 }
@@ -111,6 +116,7 @@ Number boundary_staging(const Workload&, const Placement& p) {
 }
 Number saved_slots(const Workload&, const Placement& p) { return p.saved_slots; }
 Number saved_staging(const Workload&, const Placement& p) { return p.saved_staging; }
+Number frozen_staging(const Workload&, const Placement& p) { return p.frozen_staging; }
 Number state_slots(const Workload&, const Placement& p) { return p.state_slots; }
 
 const Workload& workload_of(const SizedBuffer& b) { return b.sizes.workload(); }
@@ -129,8 +135,10 @@ Bytes secondary_part(const SizedBuffer& b) {
   return bytes_of(workload_of(b).secondary_elements(b.block), workload_of(b).compute);
 }
 Bytes frozen(const SizedBuffer& b) { return workload_of(b).blocks[b.block].frozen_bytes; }
+Bytes frozen_in_pages(const SizedBuffer& b) { return in_pages(frozen(b)); }
 Bytes resident_frozen(const SizedBuffer& b) { return workload_of(b).resident_frozen_bytes; }
 Bytes largest_frozen(const SizedBuffer& b) { return b.sizes.frozen_slot(); }
+Bytes largest_frozen_in_pages(const SizedBuffer& b) { return in_pages(largest_frozen(b)); }
 Bytes streamed_block(const SizedBuffer& b) {
   return bytes_of(b.strides.streamed, workload_of(b).compute);
 }
@@ -302,7 +310,10 @@ constexpr std::array<PoolRule, kPoolCount> kPools{{
     {PoolKind::host_stash, Tier::host, "host_stash", "stashed parameters", PoolLayout::versions,
      streamed_and_stashed, elements_computed, Found::everything},
     {PoolKind::host_frozen, Tier::host, "host_frozen", "frozen parameters", PoolLayout::blocks,
-     streamed, frozen, Found::everything},
+     frozen_on_host, frozen, Found::everything},
+    {PoolKind::frozen_staging, Tier::host, "frozen_staging", "staging of frozen parameters",
+     PoolLayout::slots, frozen_staging, largest_frozen_in_pages, Found::nothing,
+     ExternalRuns::streamed},
     {PoolKind::secondary_parameters, Tier::host, "secondary_parameters", "secondary parameters",
      PoolLayout::blocks, secondary, secondary_part},
     {PoolKind::host_state, Tier::host, "host_state", "optimizer state", PoolLayout::tiles,
@@ -317,6 +328,8 @@ constexpr std::array<PoolRule, kPoolCount> kPools{{
      PoolLayout::tiles, any_block, leaves, Found::nothing, ExternalRuns::none, losses},
     {PoolKind::gathered_leaves, Tier::host, "gathered_leaves", "norm leaves of all ranks",
      PoolLayout::row, replicas_of_many, all_leaves},
+    {PoolKind::disk_frozen, Tier::nvme, "disk_frozen", "frozen parameters", PoolLayout::blocks,
+     frozen_on_disk, frozen_in_pages, Found::everything},
     {PoolKind::disk_boundaries, Tier::nvme, "disk_boundaries", "boundary activations",
      PoolLayout::layers, boundary_waits<Tier::nvme>, boundary_in_pages},
     {PoolKind::disk_saved_activations, Tier::nvme, "disk_saved_activations", "saved activations",

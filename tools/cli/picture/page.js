@@ -8,7 +8,7 @@ const tip = document.getElementById('tip');
 const colours = {
   forward: '#3b78c9', backward: '#1f4f96', loss: '#6a5bc2', accumulate: '#8a7fd0',
   update: '#c9762b', grad_norm: '#e0a458', checksum: '#a8855f', commit: '#7a5c3a',
-  upload_params: '#2a9d8f', keep_params: '#1e7268', upload_frozen: '#6cc3b8',
+  upload_params: '#2a9d8f', keep_params: '#1e7268', upload_frozen: '#6cc3b8', read_frozen: '#b7a3d9',
   download_grads: '#b5455c', save_activations: '#cf7f92', load_activations: '#7fb069',
   save_boundary: '#d998a8', load_boundary: '#9cc58a', read_state: '#4c8d4f',
   write_state: '#8f3f71', stage_state: '#b07aa1', all_gather: '#5f7d95',

@@ -1,71 +1,20 @@
+#include "tools/python/bindings/trainer.hpp"
+
 #include <fmt/format.h>
 #include <nanobind/ndarray.h>
-#include <nanobind/stl/optional.h>
-#include <nanobind/stl/string.h>
-#include <nanobind/stl/tuple.h>
-#include <nanobind/stl/vector.h>
 
 #include <cstddef>
-#include <memory>
-#include <optional>
 #include <span>
-#include <string>
 #include <string_view>
-#include <tuple>
-#include <utility>
-#include <vector>
 
 #include "runtime/base/error.hpp"
-#include "runtime/engine/embedded_trainer.hpp"
-#include "tools/python/bindings/arrays.hpp"
 #include "tools/python/bindings/bindings.hpp"
-#include "tools/python/bindings/interpreter.hpp"
-#include "tools/python/bindings/keeper.hpp"
 
 namespace spillway::python {
-namespace {
 
 namespace nb = nanobind;
 using engine::EmbeddedOptions;
 using engine::EmbeddedTrainer;
-
-/// An EmbeddedTrainer and what its arrays must be like.
-class Trainer {
- public:
-  /// A parameter's name, its group, its values at the start and its unit.
-  using Parameter = std::tuple<std::string, std::uint32_t, Array, std::optional<std::uint32_t>>;
-
-  /// A frozen tensor's name, its bytes, and its unit. Its values are written to `frozen_values`.
-  using Frozen = std::tuple<std::string, std::uint64_t, std::optional<std::uint32_t>>;
-
-  Trainer(const EmbeddedOptions& options, const std::vector<Parameter>& parameters,
-          const std::vector<Frozen>& frozen);
-  Trainer(const Trainer&) = delete;
-  Trainer& operator=(const Trainer&) = delete;
-  ~Trainer();
-
-  [[nodiscard]] EmbeddedTrainer& native() const { return *held_->trainer; }
-  /// Returns an object of Python that keeps the memory of parameters.
-  [[nodiscard]] nb::object keeper() const { return keeper_of(held_); }
-  /// Returns one that keeps the memory of units on the device, and not the trainer.
-  [[nodiscard]] nb::object unit_keeper() const { return keeper_of(units_); }
-  void add_gradient(std::uint32_t parameter, const Array& gradient) const;
-  void read_gradient(std::uint32_t parameter, const Wide& sum, bool last) const;
-  void write_gradient(std::uint32_t parameter, const ConstWide& sum) const;
-  void read_state(std::uint32_t parameter, const std::optional<Wide>& master,
-                  const std::optional<Wide>& m, const std::optional<Wide>& v) const;
-  void write_state(std::uint32_t parameter, const std::optional<ConstWide>& master,
-                   const std::optional<ConstWide>& m, const std::optional<ConstWide>& v) const;
-
- private:
-  /// Throws `Error{invalid_argument}` for a parameter that there is not.
-  [[nodiscard]] std::uint64_t elements(std::uint32_t parameter) const;
-
-  DType dtype_;
-  std::vector<std::uint64_t> elements_;
-  std::shared_ptr<Held> held_ = std::make_shared<Held>();
-  std::shared_ptr<Held> units_ = std::make_shared<Held>();
-};
 
 Trainer::Trainer(const EmbeddedOptions& options, const std::vector<Parameter>& parameters,
                  const std::vector<Frozen>& frozen)
@@ -145,102 +94,11 @@ void Trainer::write_state(std::uint32_t parameter, const std::optional<ConstWide
   held_->trainer->write_state(parameter, from_master, from_m, from_v);
 }
 
-/// Number of a stream of CUDA's (cudaStream_t) whose work ours follows. None: there is none.
-using StreamNumber = std::optional<std::uintptr_t>;
-
-offload::ExternalWork work_of(const StreamNumber& stream) {
-  if (!stream) return {};
-  return {offload::ExternalWork::Kind::stream,
-          reinterpret_cast<void*>(*stream)};  // NOLINT(performance-no-int-to-ptr): a handle
-}
-
-/// Returns memory of the trainer `self` as an array of bytes, without a copy, which lives as long
-/// as somebody uses it. `keeper` keeps it.
-nb::object array_of(const nb::handle_t<Trainer>& self, std::span<std::byte> bytes, bool on_gpu,
-                    const nb::handle& keeper) {
-  const EmbeddedOptions& options = nb::cast<Trainer&>(self).native().options();
-  return nb::cast(nb::ndarray<nb::array_api, std::uint8_t, nb::ndim<1>>(
-      bytes.data(), {bytes.size()}, keeper, {}, nb::dtype<std::uint8_t>(),
-      on_gpu ? nb::device::cuda::value : nb::device::cpu::value,
-      on_gpu ? options.device_index : 0));
-}
-
-bool is_on_gpu(const EmbeddedTrainer& native) {
-  return native.options().device == config::DeviceKind::cuda;
-}
-
-/// Returns the parameter's values where they are kept.
-nb::object values(const nb::handle_t<Trainer>& self, std::uint32_t parameter) {
-  EmbeddedTrainer& native = nb::cast<Trainer&>(self).native();
-  return array_of(self, native.values(parameter), native.keeps_on_gpu(parameter),
-                  nb::cast<Trainer&>(self).keeper());
-}
-
-/// Returns those of an entered unit, on the device.
-nb::object device_values(const nb::handle_t<Trainer>& self, std::uint32_t parameter) {
-  EmbeddedTrainer& native = nb::cast<Trainer&>(self).native();
-  return array_of(self, native.device_values(parameter), is_on_gpu(native),
-                  nb::cast<Trainer&>(self).unit_keeper());
-}
-
-/// Returns a frozen tensor where it is kept: of no unit, on the device.
-nb::object frozen_values(const nb::handle_t<Trainer>& self, std::uint32_t frozen) {
-  EmbeddedTrainer& native = nb::cast<Trainer&>(self).native();
-  return array_of(self, native.frozen_values(frozen), native.keeps_frozen_on_gpu(frozen),
-                  nb::cast<Trainer&>(self).keeper());
-}
-
-/// Returns one of an entered unit, or of no unit, on the device.
-nb::object device_frozen(const nb::handle_t<Trainer>& self, std::uint32_t frozen) {
-  EmbeddedTrainer& native = nb::cast<Trainer&>(self).native();
-  return array_of(self, native.device_frozen(frozen), is_on_gpu(native),
-                  nb::cast<Trainer&>(self).unit_keeper());
-}
-
-/// Calls `EmbeddedTrainer`'s function without the interpreter's lock.
-template <auto Function, class... Arguments>
-auto unlocked(const Trainer& trainer, Arguments... arguments) {
-  EmbeddedTrainer& native = trainer.native();
-  const Unlocked unlocked;
-  return (native.*Function)(std::move(arguments)...);
-}
+namespace {
 
 std::vector<double> leaf_sums(const Trainer& trainer) {
   const std::span<const double> sums = unlocked<&EmbeddedTrainer::leaf_sums>(trainer);
   return {sums.begin(), sums.end()};
-}
-
-void add_values(nb::class_<Trainer>& trainer) {
-  trainer
-      .def("values", &values, nb::arg("parameter"),
-           nb::sig("def values(self, parameter: int) -> object"))
-      .def("device_values", &device_values, nb::arg("parameter"),
-           nb::sig("def device_values(self, parameter: int) -> object"))
-      .def("frozen_values", &frozen_values, nb::arg("frozen"),
-           nb::sig("def frozen_values(self, frozen: int) -> object"))
-      .def("device_frozen", &device_frozen, nb::arg("frozen"),
-           nb::sig("def device_frozen(self, frozen: int) -> object"))
-      .def(
-          "enter",
-          [](const Trainer& self, std::uint32_t unit, bool backward) {
-            unlocked<&EmbeddedTrainer::enter>(
-                self, unit,
-                backward ? engine::EmbeddedPass::backward : engine::EmbeddedPass::forward);
-          },
-          nb::arg("unit"), nb::arg("backward"))
-      .def(
-          "leave",
-          [](const Trainer& self, std::uint32_t unit, const StreamNumber& stream) {
-            unlocked<&EmbeddedTrainer::leave>(self, unit, work_of(stream));
-          },
-          nb::arg("unit"), nb::arg("stream") = nb::none())
-      .def(
-          "release_device",
-          [](const Trainer& self, const StreamNumber& stream) {
-            unlocked<&EmbeddedTrainer::release_device>(self, work_of(stream));
-          },
-          nb::arg("stream") = nb::none())
-      .def("resume_device", &unlocked<&EmbeddedTrainer::resume_device>);
 }
 
 void add_steps(nb::class_<Trainer>& trainer) {
@@ -339,6 +197,7 @@ void add_state(nb::class_<Trainer>& trainer) {
            })
       .def_prop_ro("uploaded",
                    [](const Trainer& self) { return self.native().use().uploaded.value(); })
+      .def_prop_ro("read", [](const Trainer& self) { return self.native().use().read.value(); })
       .def_prop_ro("steps", [](const Trainer& self) { return self.native().steps(); })
       .def_prop_rw(
           "updates", [](const Trainer& self) { return self.native().updates(); },

@@ -10,6 +10,7 @@
 #include <array>
 #include <chrono>
 #include <cstdint>
+#include <filesystem>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -97,6 +98,19 @@ void add_size(nb::class_<EmbeddedOptions>& options, const char* name,
       [size](EmbeddedOptions& o, const std::string& text) { o.*size = parse_bytes(text); });
 }
 
+/// Adds folders on drives.
+void add_folders(nb::class_<EmbeddedOptions>& options, const char* name,
+                 std::vector<std::filesystem::path> EmbeddedOptions::*folders) {
+  options.def_prop_rw(
+      name,
+      [folders](const EmbeddedOptions& o) {
+        return std::vector<std::string>((o.*folders).begin(), (o.*folders).end());
+      },
+      [folders](EmbeddedOptions& o, const std::vector<std::string>& names) {
+        (o.*folders).assign(names.begin(), names.end());
+      });
+}
+
 /// Where each row of pages begins in a file, and its bytes.
 using PagesOfFile = std::vector<std::pair<std::uint64_t, std::uint64_t>>;
 
@@ -108,6 +122,8 @@ void add_trainer_options(nb::module_& module) {
   add_size(options, "host_memory", &EmbeddedOptions::host_memory);
   add_size(options, "device_memory", &EmbeddedOptions::device_memory);
   add_size(options, "gradient_memory", &EmbeddedOptions::gradient_memory);
+  add_folders(options, "nvme", &EmbeddedOptions::nvme);
+  add_folders(options, "frozen_nvme", &EmbeddedOptions::frozen_nvme);
   options.def(nb::init<>())
       .def_prop_rw(
           "dtype", [](const EmbeddedOptions& o) { return std::string(name_of(o.dtype)); },
@@ -117,14 +133,6 @@ void add_trainer_options(nb::module_& module) {
           [](const EmbeddedOptions& o) { return std::string(name_of(o.state_format)); },
           [](EmbeddedOptions& o, const std::string& name) {
             o.state_format = parse_state_format(name);
-          })
-      .def_prop_rw(
-          "nvme",
-          [](const EmbeddedOptions& o) {
-            return std::vector<std::string>(o.nvme.begin(), o.nvme.end());
-          },
-          [](EmbeddedOptions& o, const std::vector<std::string>& folders) {
-            o.nvme.assign(folders.begin(), folders.end());
           })
       .def_prop_rw(
           "isa",
@@ -178,10 +186,14 @@ void add_trainer_options(nb::module_& module) {
         store.directories.assign(folders.begin(), folders.end());
         store.lock_patience = std::chrono::milliseconds{patience_ms};
         const nb::gil_scoped_release unlocked;
-        nvme_swap::TileStore::remove_uncommitted(store);
+        for (const char* name : {"frozen", "tiles"}) {
+          store.name = name;
+          nvme_swap::TileStore::remove_uncommitted(store);
+        }
       },
       nb::arg("folders"), nb::arg("patience_ms"),
-      "Removes the state that a killed process has left in these folders, the first one first.");
+      "Removes the state, and what is frozen, that a killed process has left in these folders, the "
+      "first one first.");
 }
 
 }  // namespace spillway::python

@@ -11,7 +11,7 @@ from spillway.errors import BusyError, CorruptDataError, InvalidArgumentError
 
 _in_use: set[str] = set()  # without symbolic links
 #: Folders that optimizers make in those that a program names.
-_MADE = re.compile(r"(optimizer|shard|rank)\d+")
+_MADE = re.compile(r"(optimizer|shard|rank)\d+|frozen")
 
 
 def _remove_left_over(folders: list[str]) -> None:

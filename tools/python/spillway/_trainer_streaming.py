@@ -12,7 +12,8 @@ from spillway.torch import OffloadedSGD, offload_model
 from spillway.torch._alone import processes
 
 #: What `spillway` of a Trainer says of streaming: arguments of `offload_model`.
-_KEYS = ("device_memory", "activation_memory", "activation_window", "blocks")
+_KEYS = ("device_memory", "activation_memory", "activation_window", "blocks", "frozen",
+         "frozen_nvme")
 
 
 def take_streaming(options: dict[str, Any], model: Any) -> dict[str, Any]:
@@ -20,6 +21,8 @@ def take_streaming(options: dict[str, Any], model: Any) -> dict[str, Any]:
     the Trainer if it is there already, stays whole, or is streamed as the program has said."""
     said = {key: options.pop(key, None) for key in _KEYS}
     taken = {key: value for key, value in said.items() if value is not None}
+    if taken.get("frozen") == "nvme" and "frozen_nvme" not in taken and options.get("nvme"):
+        taken["frozen_nvme"] = options["nvme"]  # also of models that have no state
     if taken and "device_memory" not in taken:
         raise InvalidArgumentError(
             f"{next(iter(taken))} is given without device_memory, by which the Trainer streams its "
@@ -29,6 +32,11 @@ def take_streaming(options: dict[str, Any], model: Any) -> dict[str, Any]:
             f"{', '.join(taken)} of the Trainer is given, and its model is offloaded already: "
             "leave it out, and the model is streamed as it was told, or give a new model")
     return taken
+
+
+def of_any_model(streaming: dict[str, Any]) -> list[str]:
+    """Returns the keys that hold for a reference model too."""
+    return ["device_memory", *(key for key in ("frozen", "frozen_nvme") if key in streaming)]
 
 
 def is_streamed(model: Any) -> bool:

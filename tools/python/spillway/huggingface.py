@@ -32,6 +32,7 @@ from spillway._trainer_ranks import (
 )
 from spillway._trainer_streaming import (
     check_streaming,
+    of_any_model,
     is_streamed,
     keep_no_casts,
     stream,
@@ -165,7 +166,7 @@ class Offloaded:
             return False
         streaming = self._streaming
         if self.model not in (None, model):  # a reference: of other blocks, and saves nothing
-            streaming = {"device_memory": streaming.get("device_memory")}
+            streaming = {key: streaming.get(key) for key in of_any_model(streaming)}
         stream(model, streaming, self.args.device)
         return True
 

@@ -24,7 +24,7 @@ void UseRecord::note(EmbeddedPlan plan, const Executor& run, const OpActions& ac
   }
   use_.busy_seconds[static_cast<std::size_t>(plan::Lane::d2h)] +=
       std::exchange(download_seconds_, 0);
-  use_.read = actions.moved(plan::kReadState);
+  use_.read = actions.moved(plan::kReadState) + actions.moved(plan::kReadFrozen);
   use_.written = actions.moved(plan::kWriteState);
   use_.uploaded = actions.moved(plan::kUploadParams) + actions.moved(plan::kUploadFrozen);
 }

@@ -120,8 +120,9 @@ plan::MachineProfile EmbeddedForecast::measure() const {
   rates.op_overhead_seconds = kOpOverheadSeconds;
   rates.update = measure_update(train, workload_, 0, room).usual;
   if (options_.device == config::DeviceKind::host) rates.h2d = rates.d2h = measure_copy();
-  if (!options_.nvme.empty()) {
-    const DiskRates disks = measure_disks(train, options_.nvme, {}, room);
+  const auto& drives = options_.nvme.empty() ? options_.frozen_nvme : options_.nvme;
+  if (!drives.empty()) {
+    const DiskRates disks = measure_disks(train, drives, {}, room);
     rates.nvme_read = disks.read;
     rates.nvme_write = disks.write;
     rates.nvme_combined = disks.combined;

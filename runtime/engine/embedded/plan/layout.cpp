@@ -31,6 +31,8 @@ void check_options(const EmbeddedOptions& options) {
         ErrorCode::invalid_argument,
         fmt::format("tile_parameters is {}; it must be a multiple of {}", options.tile_parameters,
                     kLeafParameters));
+  check(options.frozen_nvme.empty() || !options.frozen_pages, ErrorCode::invalid_argument,
+        "frozen tensors in pages of several processes are in memory; leave frozen_nvme out");
   for (const cpu_adam::AdamOptions& group : options.groups) {
     static_cast<void>(cpu_adam::make_scalars(group, 1, 1));  // its error names what is out of range
   }
@@ -205,6 +207,20 @@ std::uint32_t parameter_slots(const EmbeddedOptions& options, const EmbeddedLayo
       std::min({room, std::uint64_t{layout.units()}, std::uint64_t{kMostUnitSlots}}));
 }
 
+/// Places frozen tensors of units on disk. A unit's are read while those of another wait for their
+/// upload, and on each further drive those of one more.
+void place_frozen_on_disk(plan::Placement& placement, const EmbeddedOptions& options,
+                          const EmbeddedLayout& layout) {
+  std::uint32_t units = 0;
+  for (std::uint32_t block = layout.residents; block < layout.workload.blocks.size(); ++block) {
+    if (layout.workload.blocks[block].frozen_bytes == Bytes{}) continue;
+    placement.blocks[block].parameters = plan::Tier::nvme;
+    ++units;
+  }
+  const auto drives = static_cast<std::uint32_t>(options.frozen_nvme.size());
+  placement.frozen_staging = std::min(units, drives + 1);
+}
+
 }  // namespace
 
 bool sums_gradients(const EmbeddedOptions& options) { return options.gradients_per_step != 1; }
@@ -273,6 +289,7 @@ plan::Placement embedded_placement(const EmbeddedOptions& options, const Embedde
     placement.blocks[block].parameters = plan::Tier::device;
   }
   if (options.device_memory) placement.parameter_slots = parameter_slots(options, layout);
+  if (!options.frozen_nvme.empty()) place_frozen_on_disk(placement, options, layout);
   return placement;
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <string_view>
 #include <utility>
 
 #include "runtime/engine/embedded/plan/gradient_landing.hpp"
@@ -17,6 +18,20 @@ Bytes shared_bytes(const EmbeddedOptions& options) {
   if (options.parameter_pages) all += options.parameter_pages->bytes();
   if (options.frozen_pages) all += options.frozen_pages->bytes();
   return all;
+}
+
+/// Returns how to take less of host memory: without what takes most of it, if that can leave.
+std::string_view host_remedy(const EmbeddedOptions& options, const EmbeddedNeeds& needs) {
+  Bytes frozen;
+  for (const plan::MemoryItem& item : needs.items) {
+    const bool is_frozen = item.what == label_of(plan::PoolKind::host_frozen);
+    if (is_frozen && item.tier == plan::Tier::host) frozen += item.bytes;
+  }
+  if (!options.frozen_pages && frozen * 2U > needs.total().host) {
+    return "keep frozen tensors of units on disk (frozen_nvme)";
+  }
+  return options.nvme.empty() ? "keep optimizer state on disk, or in a shorter format"
+                              : "use a smaller tile, or train fewer parameters";
 }
 
 }  // namespace
@@ -42,7 +57,9 @@ EmbeddedNeeds needs_of(const EmbeddedOptions& options, const EmbeddedLayout& lay
   const plan::Pools pools = plan::make_pools(layout.workload, placement);
   std::vector<plan::MemoryItem> items = plan::memory_items(pools);
   if (options.nvme.empty()) {  // slots on disk are those of checkpoints, which come and go
-    std::erase_if(items, [](const auto& item) { return item.tier == plan::Tier::nvme; });
+    std::erase_if(items, [](const auto& item) {
+      return item.tier == plan::Tier::nvme && item.what == label_of(plan::PoolKind::disk_state);
+    });
   }
   if (const Bytes landing = landing_bytes(options, layout); landing > Bytes{}) {
     items.push_back({.tier = plan::Tier::host, .what = "landing gradients", .bytes = landing});
@@ -83,8 +100,7 @@ void check_memory(const EmbeddedOptions& options, const EmbeddedNeeds& needs, By
     host += total.device;  // what is the device is memory of the host
   }
   check_fits({.device = {}, .host = host}, train, memory, std::nullopt,
-             options.nvme.empty() ? "keep optimizer state on disk, or in a shorter format"
-                                  : "use a smaller tile, or train fewer parameters");
+             host_remedy(options, needs));
 }
 
 }  // namespace spillway::engine

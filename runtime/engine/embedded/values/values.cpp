@@ -1,6 +1,7 @@
 #include "runtime/engine/embedded/values/values.hpp"
 
 #include <algorithm>
+#include <functional>
 #include <utility>
 
 #include "runtime/base/error.hpp"
@@ -10,7 +11,8 @@ namespace spillway::engine {
 EmbeddedValues::EmbeddedValues(StepEngine& engine)
     : engine_(engine),
       shared_(engine.backend().shared()),
-      external_(engine.backend().make_event()) {}
+      external_(engine.backend().make_event()),
+      frozen_file_(engine) {}
 
 bool EmbeddedValues::is_resident(const ParameterRange& range) const {
   return !released_ && engine_.placement().blocks[range.block].resident();
@@ -38,6 +40,7 @@ std::span<std::byte> EmbeddedValues::kept(const ParameterRange& range) {
 
 std::span<std::byte> EmbeddedValues::frozen(const FrozenRange& range) {
   if (range.block) {
+    if (frozen_file_.exists()) return frozen_file_.of(range);
     return engine_.memory()
         .host({plan::PoolKind::host_frozen, *range.block})
         .subspan(range.first, range.bytes);
@@ -66,12 +69,19 @@ void EmbeddedValues::upload(const ParameterRange& range) {
   stream.synchronize();
 }
 
-void EmbeddedValues::write_frozen(const FrozenRange& range, std::span<const std::byte> values) {
-  if (range.block) {
-    std::ranges::copy(values, frozen(range).begin());
-    return;
+void EmbeddedValues::write_frozen(std::vector<FrozenPiece> pieces) {
+  const auto is_on_disk = [&](const FrozenPiece& piece) {
+    return piece.range.block && frozen_file_.exists();
+  };
+  for (const FrozenPiece& piece : pieces) {
+    if (!piece.range.block) {
+      upload_frozen(piece.range.first, piece.bytes);
+    } else if (!is_on_disk(piece)) {
+      std::ranges::copy(piece.bytes, frozen(piece.range).begin());
+    }
   }
-  upload_frozen(range.first, values);
+  std::erase_if(pieces, std::not_fn(is_on_disk));
+  frozen_file_.write(std::move(pieces));
 }
 
 /// In pieces.
@@ -163,6 +173,7 @@ EndedMemory EmbeddedValues::take_memory() noexcept {
   taken_->host = {memory.take_host(plan::PoolKind::host_parameters),
                   memory.take_host(plan::PoolKind::host_frozen)};
   taken_->frozen_aside = std::move(frozen_aside_);
+  taken_->frozen_tiles = frozen_file_.take_mapping();
   taken_->backend = engine_.take_backend();
   taken_units_->slots = {memory.take_device(plan::PoolKind::parameter_slots),
                          memory.take_device(plan::PoolKind::frozen_slots)};

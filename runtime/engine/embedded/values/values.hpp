@@ -8,6 +8,7 @@
 #include <span>
 
 #include "runtime/engine/embedded/plan/layout.hpp"
+#include "runtime/engine/embedded/values/frozen_file.hpp"
 #include "runtime/engine/embedded_trainer.hpp"
 #include "runtime/engine/step/step_engine.hpp"
 
@@ -19,6 +20,7 @@ struct ParameterMemory {
   std::array<offload::DeviceMemory, 2> device;      ///< of parameters and of frozen tensors
   std::array<offload::PinnedMemory, 2> host;        ///< likewise
   std::unique_ptr<std::byte[]> frozen_aside;        ///< if the device was released
+  nvme_swap::MappedTiles frozen_tiles;              ///< of units, if they are on disk
 };
 
 /// The memory through which units passed on the device.
@@ -40,8 +42,8 @@ class EmbeddedValues {
   [[nodiscard]] offload::DeviceSpan<std::byte> resident(const ParameterRange& range);
   /// Returns where the parameter is kept: on the device if it stays there. Any thread.
   [[nodiscard]] std::span<std::byte> kept(const ParameterRange& range);
-  /// Returns where a frozen tensor is kept: on the host, or on the device if it is of no unit. Any
-  /// thread.
+  /// Returns where a frozen tensor is kept: on the host or in a mapping of its file, or on the
+  /// device if it is of no unit. Any thread.
   [[nodiscard]] std::span<std::byte> frozen(const FrozenRange& range);
   /// Returns where the parameter's gradient waits for the update. Any thread.
   [[nodiscard]] std::span<std::byte> gradient(const ParameterRange& range);
@@ -49,7 +51,7 @@ class EmbeddedValues {
   /// Copies a resident parameter from the device, which the framework has written, or to it.
   void download(const ParameterRange& range);
   void upload(const ParameterRange& range);
-  void write_frozen(const FrozenRange& range, std::span<const std::byte> values);
+  void write_frozen(std::vector<FrozenPiece> pieces);
   /// Writes zeros behind a parameter's gradient, up to the next leaf: nothing else writes there,
   /// and norms read it.
   void clear_padding(const ParameterRange& range);
@@ -80,6 +82,7 @@ class EmbeddedValues {
   StepEngine& engine_;
   offload::SharedDevice* const shared_;
   std::unique_ptr<offload::Event> external_;  ///< behind the framework's work
+  FrozenFile frozen_file_;                    ///< of frozen tensors of units on disk
   bool released_ = false;
   std::unique_ptr<std::byte[]> frozen_aside_;  ///< those of the device while it is released
   // Empty until the end, which could not make them: memory may be lacking then.

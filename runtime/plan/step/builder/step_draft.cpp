@@ -20,6 +20,8 @@ void check_placement(const Workload& workload, const Placement& placement) {
     for (std::uint32_t block = 0; block < workload.blocks.size(); ++block) {
       const bool streamed = workload.streams_external && !placement.blocks[block].resident();
       SPILLWAY_ASSERT(streamed || workload.blocks[block].frozen_bytes == Bytes{});
+      SPILLWAY_ASSERT(placement.blocks[block].parameters != Tier::nvme ||
+                      placement.frozen_staging > 0);
     }
     return;
   }

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "runtime/plan/placement/boundaries.hpp"
 #include "runtime/plan/step/op_traffic.hpp"
 
 namespace spillway::plan {
@@ -113,13 +114,23 @@ void Weights::gather_ahead(std::uint32_t visited) {
   }
 }
 
+void Weights::copy_frozen(std::uint32_t block, Lane lane, const Buffer& from, const Buffer& to) {
+  const Bytes bytes = workload_.blocks[block].frozen_bytes;
+  OpDraft copy = draft(OpKind::copy, lane, block);
+  copy.op.bytes = lane == Lane::nvme_read ? in_pages(bytes) : bytes;
+  copy.read(from, {ValueKind::frozen, block});
+  copy.write(to, {ValueKind::frozen, block});
+  append(copy);
+}
+
 Buffer Weights::bring_frozen(std::uint32_t block) {
+  const bool on_disk = placement_.blocks[block].parameters == Tier::nvme;
+  const Buffer host =
+      on_disk ? take_free(PoolKind::frozen_staging) : Buffer{PoolKind::host_frozen, block};
+  if (on_disk) copy_frozen(block, Lane::nvme_read, {PoolKind::disk_frozen, block}, host);
   const Buffer slot = take_free(PoolKind::frozen_slots);
-  OpDraft upload = draft(OpKind::copy, Lane::h2d, block);
-  upload.read({PoolKind::host_frozen, block}, {ValueKind::frozen, block});
-  upload.write(slot, {ValueKind::frozen, block});
-  upload.op.bytes = workload_.blocks[block].frozen_bytes;
-  append(upload);
+  copy_frozen(block, Lane::h2d, host, slot);
+  give_back(host);
   return slot;
 }
 

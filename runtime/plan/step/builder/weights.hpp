@@ -20,7 +20,8 @@ class Weights : public OpWriter {
   /// Returns where the block's parameters are on the device; uploads or gathers them if they are
   /// streamed. The caller gives the buffer back.
   Buffer bring_parameters(std::uint32_t block);
-  /// Uploads the frozen parameters of a streamed block, and returns their slot.
+  /// Uploads the frozen parameters of a streamed block, by way of a staging buffer if they are on
+  /// disk, and returns their slot.
   Buffer bring_frozen(std::uint32_t block);
   /// Declares that the op reads the vectors of tiles. No effect without tiles.
   void read_vectors(OpDraft& draft) const;
@@ -38,6 +39,7 @@ class Weights : public OpWriter {
   enum class Needed : std::uint8_t { always, after_update };
   /// Uploads this rank's part of a block's parameters; for a pass, the version that it uses.
   void upload_parameters(std::uint32_t block, const Buffer& target, Needed needed);
+  void copy_frozen(std::uint32_t block, Lane lane, const Buffer& from, const Buffer& to);
   /// Makes a block's parameters whole from the shards of all ranks.
   void gather(std::uint32_t block, const Buffer& shard, const Buffer& whole, Needed needed);
   /// Keeps this rank's part of a gathered block on the host for the next visits of the step.

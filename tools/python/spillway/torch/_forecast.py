@@ -15,6 +15,7 @@ from spillway._paths import Path, Paths, folders_of, name_or_path
 from spillway.errors import InvalidArgumentError, NotSupportedError, in_names_of_python
 from spillway.reports import Document, size_text
 from spillway.torch._blocks import find_blocks, units_of
+from spillway.torch._frozen import check_home, folders_for
 from spillway.torch._quantized import Quantized, inner_tensors, is_wrapper
 from spillway.torch._registered import DTYPES, bytes_beside, freed_values, memory_beside
 
@@ -49,14 +50,16 @@ def plan(model: torch.nn.Module, params: Iterable[Any] | None = None, *,
          state_format: str = "fp32", accumulation_steps: int | None = 1, deferred: bool = False,
          host_memory: str | int | None = None, gradient_memory: str | int | None = None,
          threads: int = 0, isa: str | None = None, pass_seconds: float | None = None,
-         machine: Path | None = None) -> Forecast:
+         machine: Path | None = None, frozen: str = "auto",
+         frozen_nvme: Paths = ()) -> Forecast:
     """Says what an optimizer of `spillway.torch` would take for `model`, and allocates nothing.
 
     `model` may be on `torch.device("meta")`, where a model of any size takes no memory. `params`
     are parameters or groups of them as the optimizer would be given; without it they are all that
-    need gradients. `device_memory`, `blocks` and `device` are arguments of `offload_model`;
-    `device` alone is where the parameters would be. `dtype` is the element type that the model
-    would be converted to. The other settings are those of the optimizer; `deferred` is a bool.
+    need gradients. `device_memory`, `blocks`, `frozen`, `frozen_nvme` and `device` are arguments of
+    `offload_model`; `device` alone is where the parameters would be. `dtype` is the element type
+    that the model would be converted to. The other settings are those of the optimizer; `deferred`
+    is a bool.
 
     With `pass_seconds`, the seconds that the forward and backward passes of a step take without an
     optimizer, the time of a step is predicted. The rates of this machine are measured, which takes
@@ -79,13 +82,20 @@ def plan(model: torch.nn.Module, params: Iterable[Any] | None = None, *,
             "describes it, machine=\"h100\"")
     wanted = _Model(model, params, dtype, None if device_memory is None else (
         find_blocks(model) if blocks is None else list(blocks)))
+    own = folders_of(frozen_nvme, "frozen_nvme")
+    check_home(frozen, own)
+    folders = folders_for(frozen, own, settings["nvme"]) if wanted.frozen_of_blocks() else []
+    if folders and frozen == "auto" and _refusal(
+            wanted.parts(settings, place), settings, described) is None:
+        folders = []
+    settings["frozen_nvme"] = folders
     parts = wanted.parts(settings, place)
     document = _document(wanted, parts, settings, described)
     document["pinned"] = document["host"] if place.type == "cuda" else 0
     if document["refusal"] is not None:
         document["fitting"] = [
             name for name, changed in _alternatives(wanted, settings)
-            if _refusal(wanted.parts({**settings, **changed}, place), changed.get("nvme"),
+            if _refusal(wanted.parts({**settings, **changed}, place), {**settings, **changed},
                         described) is None]
     document["step_seconds"] = None if pass_seconds is None else _seconds(
         parts, pass_seconds, described, place)
@@ -136,6 +146,10 @@ class _Model:
         self.frozen = [each for tensor, each in frozen.items() if not quantized.has(tensor)]
         self.frozen += [(part.name, part.bytes, part.unit) for part in quantized.parts]
         self.beside = sum(count for tensor, count in buffers.items() if not quantized.has(tensor))
+
+    def frozen_of_blocks(self) -> bool:
+        """Whether something frozen is of a block."""
+        return any(unit is not None for _, _, unit in self.frozen)
 
     def parts(self, settings: dict[str, Any], place: torch.device) -> list[Any]:
         """Returns the forecast of each shard."""
@@ -197,6 +211,11 @@ def _alternatives(wanted: _Model, settings: dict[str, Any]) -> Iterable[tuple[st
     formats = _SHORTER.get(settings["state_format"], ())
     for short in formats if torch.bfloat16 in wanted.trained else ():
         yield f'state_format="{short}"', {"state_format": short}
+    if wanted.frozen_of_blocks() and not settings["frozen_nvme"]:
+        yield 'frozen="nvme"', {"frozen_nvme": [_ANY_FOLDER]}
+        if not settings["nvme"]:
+            yield ('frozen="nvme" and nvme=[...]',
+                   {"frozen_nvme": [_ANY_FOLDER], "nvme": [_ANY_FOLDER]})
     if not settings["nvme"]:
         yield "nvme=[...]", {"nvme": [_ANY_FOLDER]}
         for short in formats if torch.bfloat16 in wanted.trained else ():
@@ -213,7 +232,7 @@ def _sums(parts: list[Any]) -> dict[str, dict[str, int]]:
     return sums
 
 
-def _refusal(parts: list[Any], folders: list[str] | None, machine: Any) -> str | None:
+def _refusal(parts: list[Any], settings: dict[str, Any], machine: Any) -> str | None:
     """Returns what the machine lacks."""
     totals = {tier: sum(items.values()) for tier, items in _sums(parts).items()}
     if machine is not None:
@@ -229,13 +248,20 @@ def _refusal(parts: list[Any], folders: list[str] | None, machine: Any) -> str |
         if (refusal := part.refusal(taken)) is not None:
             return in_names_of_python(refusal)
         taken += sum(count for tier, _, count in part.memory if tier == "host")
-    if folders and folders != [_ANY_FOLDER]:
+    folders = {_there(folder): None for key in ("nvme", "frozen_nvme")
+               for folder in settings.get(key, [])}
+    if folders and _ANY_FOLDER not in folders:
         there = {os.stat(folder).st_dev: shutil.disk_usage(folder).free for folder in folders}
         if totals["nvme"] > sum(there.values()):
             return (f"does not fit: {size_text(totals['nvme'])} of disk space are needed, and "
                     f"{', '.join(folders)} have {size_text(sum(there.values()))} free; free some, "
                     "or name more folders in nvme=")
     return None
+
+
+def _there(folder: str) -> str:
+    """Returns a folder, or the one that it will be made in."""
+    return os.path.dirname(folder) if not os.path.isdir(folder) else folder
 
 
 def _seconds(parts: list[Any], pass_seconds: float, machine: Any, place: torch.device) -> float:
@@ -260,7 +286,7 @@ def _document(wanted: _Model, parts: list[Any], settings: dict[str, Any],
             "host": totals["host"], "device": totals["device"], "disk": totals["nvme"],
             "model": wanted.beside, "memory": sums,
             "traffic": {key: sum(getattr(part, key) for part in parts) for key in _TRAFFIC},
-            "refusal": _refusal(parts, settings["nvme"], machine), "fitting": []}
+            "refusal": _refusal(parts, settings, machine), "fitting": []}
 
 
 def _text(document: dict[str, Any]) -> str:

@@ -141,10 +141,12 @@ class WithRegistration(WithState):
             frozen = streaming.frozen()
             check_memory([*entries, *frozen])
         if self._ranks is None:
-            shard = Shard(entries, frozen, hyperparameters, options, place)
+            shard = Shard(entries, frozen, hyperparameters, options, place,
+                          None if streaming is None else streaming.home)
         elif streaming is None:
             shard = Partition(entries, [], hyperparameters, options, place, self._rounds)
         else:
+            streaming.home.check_alone()
             shard = StreamedPartition(entries, frozen, hyperparameters, options, place,
                                       self._rounds, streaming)
         if streaming is not None:

@@ -8,8 +8,10 @@ from typing import Any
 import torch
 
 from spillway._load import native
+from spillway._state_folders import own_folders
 from spillway.errors import InvalidArgumentError, NotSupportedError
 from spillway.torch._device import device_of
+from spillway.torch._frozen import FrozenHome, OnDisk
 from spillway.torch._held import Held
 from spillway.torch._layout import flattened, name_with, order_of, shaped
 from spillway.torch._pending import make_pending, make_settled, register
@@ -30,12 +32,14 @@ class Shard(Held):
 
     `parameters` are of one dtype; the values are copied, and each parameter's `data` then refers
     to the trainer's memory, which is that of `place` but for streamed ones. So it is with `frozen`
-    ones of any dtype, which nobody trains. `entries` has both, in that order. `groups` are the
-    numbers of the optimizer's groups that have a parameter here, in the order of the trainer's own.
+    ones of any dtype, which nobody trains; those of units may be on disk, as `home` says. `entries`
+    has both, in that order. `groups` are the numbers of the optimizer's groups that have a
+    parameter here, in the order of the trainer's own.
     """
 
     def __init__(self, parameters: list[Registered], frozen: list[Registered],
-                 hyperparameters: dict[int, Any], options: Any, place: torch.device) -> None:
+                 hyperparameters: dict[int, Any], options: Any, place: torch.device,
+                 home: FrozenHome | None = None) -> None:
         super().__init__([*parameters, *frozen], len(parameters), options.gradients_per_step)
         self.groups: list[int] = sorted({entry.group for entry in parameters})
         options.groups = [hyperparameters[group] for group in self.groups]
@@ -52,6 +56,9 @@ class Shard(Held):
         self._device = device_of(place)
         self._device.configure(options)
         options.freed_values = freed_values(self._parameters, place)
+        folders = [] if home is None else home.folders(options, parameters, frozen)
+        options.frozen_nvme = own_folders(folders, self) if folders else []
+        self._disk = OnDisk(self.entries, self._trained, folders)
         with self._device.current():
             self.trainer: Any = native.Trainer(options, [
                 (name_with(entry.name, order), self.groups.index(entry.group),
@@ -90,18 +97,31 @@ class Shard(Held):
                       self._orders[index])
 
     def _move_frozen(self) -> None:
-        """Moves what nobody trains one tensor after the other, each of which is free then: the
-        model is never there twice."""
+        """Moves what nobody trains one tensor, or one unit to disk, after the other, each of which
+        is free then: the model is never there twice."""
+        for unit in self._disk.write(self.trainer, self._bytes_of):
+            for index in unit:
+                self._parameters[index].data = self._map(index)
+            native.release_freed_memory()
         freed = 0
         for index in range(self._trained, len(self.entries)):
+            if self._disk.has(index):
+                continue
             parameter = self._parameters[index]
             torch.from_dlpack(self.trainer.frozen_values(index - self._trained)).copy_(
-                flattened(parameter.detach(), self._orders[index]).view(torch.uint8))
+                self._bytes_of(index))
             parameter.data = self._map(index)
             freed += parameter.nbytes
             if freed > _FREED:
                 native.release_freed_memory()
                 freed = 0
+
+    def _bytes_of(self, index: int) -> torch.Tensor:
+        return flattened(self._parameters[index].detach(), self._orders[index]).view(torch.uint8)
+
+    def _note(self, index: int) -> None:
+        super()._note(index)
+        self._disk.note_written(index)
 
     def _map(self, index: int) -> torch.Tensor:
         """The trainer's values of a parameter, in its shape and without a copy."""
@@ -117,6 +137,8 @@ class Shard(Held):
 
     def enter(self, unit: int, backward: bool) -> None:
         """Brings a unit to the device for a pass."""
+        for _ in self._disk.write(self.trainer, self._bytes_of):
+            pass
         self.trainer.enter(unit, backward)
         self.entered = unit
 

@@ -13,9 +13,11 @@ from torch.autograd import Variable
 from torch.autograd.graph import saved_tensors_hooks
 
 from spillway._load import native
+from spillway._paths import Paths
 from spillway.errors import InvalidArgumentError, NotSupportedError
 from spillway.torch._activations import Activations
 from spillway.torch._blocks import find_blocks, units_of
+from spillway.torch._frozen import FrozenHome
 from spillway.torch._quantized import Followers, Quantized
 from spillway.torch._registered import Registered, check_frozen, check_untransformed, references_of
 from spillway.torch._saved_places import Places
@@ -30,7 +32,8 @@ def offload_model(model: torch.nn.Module, device_memory: str | int,
                   activation_memory: str | int | None = None,
                   device: str | torch.device = "cpu",
                   activation_window: str | int | None = None,
-                  host_link_gbps: float | None = None) -> torch.nn.Module:
+                  host_link_gbps: float | None = None, frozen: str = "auto",
+                  frozen_nvme: Paths = ()) -> torch.nn.Module:
     """Streams the parameters of `model` through `device_memory` bytes, and returns the model.
 
     Call it before the optimizer is made, which must be one of `spillway.torch`: it keeps the
@@ -42,7 +45,10 @@ def offload_model(model: torch.nn.Module, device_memory: str | int,
 
     Parameters that need no gradient, such as the base model of adapters, are frozen: they pass
     through the device too, in whatever element type, and have neither gradients nor state. What is
-    trained is of one element type.
+    trained is of one element type. With `frozen="nvme"` those of blocks live in files in the
+    folders `frozen_nvme`, or else in the optimizer's `nvme`, and are read for each pass, ahead of
+    it; with "host" in host memory; with "auto" on disk where host memory lacks the room and there
+    is a folder. The files go with the optimizer.
 
     What operations of the model save for backward beside parameters stays on the device, or, with
     `activation_memory`, waits in as many bytes of host memory. `activation_window` bytes of it may
@@ -69,7 +75,8 @@ def offload_model(model: torch.nn.Module, device_memory: str | int,
     if host_link_gbps is not None:
         _check_link(host_link_gbps, device)
     activations = _activations(activation_memory, activation_window, host_link_gbps)
-    streaming = Streaming(model, device_memory, found, activations, device, host_link_gbps)
+    home = FrozenHome(frozen, frozen_nvme)
+    streaming = Streaming(model, device_memory, found, activations, device, host_link_gbps, home)
     model._spillway_streaming = streaming
     if activations is not None:
         activations.watch(model)
@@ -128,7 +135,8 @@ class Streaming:
 
     def __init__(self, model: torch.nn.Module, device_memory: str | int,
                  blocks: list[torch.nn.Module], activations: Activations | None,
-                 device: torch.device, host_link_gbps: float | None) -> None:
+                 device: torch.device, host_link_gbps: float | None, home: FrozenHome) -> None:
+        self.home: FrozenHome = home  #: of what is frozen
         self.device_memory: str = str(device_memory)
         self.device = device
         self.host_link_gbps: float | None = host_link_gbps
