@@ -131,11 +131,11 @@ def train(model, optimizer):
     return found
 
 
-def compare(make, budget=None):
+def compare(make, budget=None, **frozen):
     """Trains a model that stays, and a streamed one; returns the optimizer of that."""
     resident, streamed = make(), make()
     budget = budget or budget_of(streamed)
-    offload_model(streamed, budget)
+    offload_model(streamed, budget, **frozen)
     optimizer = OffloadedAdamW(trained(streamed), lr=1e-3, max_norm=1.0)
     resident.train(), streamed.train()
     expected = train(resident, OffloadedAdamW(trained(resident), lr=1e-3, max_norm=1.0))
@@ -160,6 +160,15 @@ def test_adapters_train_with_the_bits_of_a_base_that_stays(base, recompute):
                   if isinstance(layer, torch.nn.Linear))
     bits = {eight_bits: 8.5, torchao_int8: 8.5, four_bits_plain: 5.1}.get(base, 4.7)
     assert weights / 2 < kept["frozen parameters"] < weights * bits / 8 + 40_000
+
+
+@pytest.mark.parametrize("base", [four_bits, eight_bits, hqq])
+def test_adapters_train_with_the_same_bits_on_a_base_on_disk(tmp_path, base):
+    _, optimizer, _ = compare(lambda: adapted(base(), "saved"), frozen="nvme", frozen_nvme=tmp_path)
+    (shard,) = optimizer._shards
+    kept = {(tier, what): size for tier, what, size in shard.trainer.memory()}
+    assert ("host", "frozen parameters") not in kept
+    assert shard.trainer.read == 2 * STEPS * kept["nvme", "frozen parameters"]
 
 
 @pytest.mark.parametrize("base", [four_bits, eight_bits, torchao_int8])

@@ -79,6 +79,24 @@ def test_a_streamed_model_has_the_bits_of_one_that_stays(tmp_path, make_model, o
     run_both(tmp_path, make_model, options, arguments=arguments)
 
 
+def test_a_frozen_base_on_disk_has_the_bits_of_one_in_host_memory(tmp_path):
+    def frozen():
+        model = deep()
+        for layer in model.model.layers[:4]:
+            layer.mlp.requires_grad_(False)
+        return model
+
+    logs = []
+    (tmp_path / "disk").mkdir()
+    for options in ({}, {"frozen": "nvme", "nvme": tmp_path / "disk"}):
+        trainer = make(SpillwayTrainer, seeded(frozen), tmp_path / str(len(logs)),
+                       spillway={"device_memory": "600KB", **options})
+        logs.append(train(trainer))
+    assert logs[0] == logs[1]
+    (shard,) = trainer._offloaded()._shards
+    assert ("nvme", "frozen parameters") in {each[:2] for each in shard.trainer.memory()}
+
+
 def test_autocast_keeps_no_casts_of_parameters(tmp_path):
     def note(*_):
         caches.append(torch.is_autocast_cache_enabled())
