@@ -39,14 +39,18 @@ TEST(PlannedProducts, AreThoseOfALayerAndOfTheHeadEachOnce) {
     EXPECT_EQ(std::ranges::count(shapes, shapes[i]), 1) << i;
   }
   const GemmOutput gradient = GemmOutput::gradient;
-  // gate and up: 48 to 2 * 96; its input's and its weights' gradient; the head of 67 tokens.
+  // gate and up: 48 to 2 * 96; its input's and its weights' gradient; the head of 67 tokens, whose
+  // rows begin at multiples of 8.
   EXPECT_TRUE(has(shapes, {.rows = 32, .columns = 192, .inner = 48, .transpose_b = true}));
   EXPECT_TRUE(has(shapes, {.rows = 32, .columns = 48, .inner = 192}));
   EXPECT_TRUE(has(
       shapes, {.rows = 192, .columns = 48, .inner = 32, .transpose_a = true, .output = gradient}));
-  EXPECT_TRUE(has(
-      shapes,
-      {.rows = 32, .columns = 67, .inner = 48, .transpose_b = true, .output = GemmOutput::fp32}));
+  EXPECT_TRUE(has(shapes, {.rows = 32,
+                           .columns = 67,
+                           .inner = 48,
+                           .transpose_b = true,
+                           .output = GemmOutput::fp32,
+                           .out_stride = 72}));
   EXPECT_EQ(shapes, planned_products(tiny_llama(2), options)) << "all layers are alike";
   options.device = config::DeviceKind::host;
   EXPECT_EQ(shapes, planned_products(tiny_llama(2), options)) << "they are a GPU's";
