@@ -266,6 +266,7 @@ MappedTiles TileStore::Implementation::map() const {
   check(map_.slots == 1, ErrorCode::not_supported,
         "the tiles of a store of several slots cannot be mapped: writes move them");
   std::vector<TilePlace> places;
+  places.reserve(map_.tiles.size());
   for (const TileEntry& entry : map_.tiles) {
     places.push_back({.file = descriptors_[entry.file],
                       .offset = FileOffset{entry.offset},
