@@ -2,7 +2,6 @@
 // and what they read, take and refuse is what forecasts and files say.
 #include <chrono>
 #include <fstream>
-#include <functional>
 #include <map>
 #include <thread>
 
@@ -10,6 +9,7 @@
 #include "runtime/engine/embedded_forecast.hpp"
 #include "tests/engine/counting_engine.hpp"
 #include "tests/engine/embedded_fixture.hpp"
+#include "tests/engine/refusal.hpp"
 
 namespace spillway::engine::embedded_frozen_test {
 namespace {
@@ -122,15 +122,6 @@ class EmbeddedFrozenTest : public testing::Test {
     std::fstream out(file(), std::ios::binary | std::ios::in | std::ios::out);
     out.seekp(static_cast<std::streamoff>(at + bytes.size() / 2));
     out.put(static_cast<char>(all[at + bytes.size() / 2] ^ 1));
-  }
-
-  static std::string refusal(const std::function<void()>& call) {
-    try {
-      call();
-    } catch (const Error& error) {
-      return std::string(name_of(error.code())) + ": " + error.what();
-    }
-    return "none";
   }
 
   ScratchDirectory directory_{"frozen"};

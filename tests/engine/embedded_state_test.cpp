@@ -2,7 +2,6 @@
 #include <atomic>
 #include <barrier>
 #include <fstream>
-#include <functional>
 #include <thread>
 
 #include "nvme_swap/failing_engine.hpp"
@@ -10,6 +9,7 @@
 #include "runtime/engine/embedded/checkpoint/checkpoint_folder.hpp"
 #include "tests/engine/counting_engine.hpp"
 #include "tests/engine/embedded_fixture.hpp"
+#include "tests/engine/refusal.hpp"
 
 namespace spillway::engine::embedded_state_test {
 namespace {
@@ -39,15 +39,6 @@ class EmbeddedStateTest : public EmbeddedTrainerTest {
   }
   [[nodiscard]] std::uint64_t failures() const { return disks_.front()->spoiled(); }
   void mend() { disks_.front()->disarm(); }
-
-  static std::string refusal(const std::function<void()>& call) {
-    try {
-      call();
-    } catch (const Error& error) {
-      return std::string(name_of(error.code())) + ": " + error.what();
-    }
-    return "none";
-  }
 
   /// Everything that would go on from a state that is new in a part alone.
   void expect_refused(EmbeddedTrainer& trainer, int step) {
