@@ -89,7 +89,7 @@ WHY_UNTRIED = {
     "they do not return": ("execve", "exit", "exit_group", "rt_sigreturn"),
     "they cannot fail": ("getpid", "gettid", "getuid", "geteuid", "getgid", "getegid", "times",
                          "sched_yield", "restart_syscall"),
-    "they fail for wrong arguments only": ("rt_sigaction", "rt_sigprocmask"),
+    "they fail for wrong arguments only": ("getrusage", "rt_sigaction", "rt_sigprocmask"),
     "it fails where a mapping is split and there are too many: the C library ends the program": (
         "munmap",),
     "the kernel returns the end that is left, and no error": ("brk",),
