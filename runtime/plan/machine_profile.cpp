@@ -9,9 +9,11 @@ MachineProfile at_pace(MachineProfile profile, double Pace::*quarter) {
     *rate *= paces.link.*quarter;
   }
   profile.update *= paces.update.*quarter;
+  profile.disk.checksum *= paces.update.*quarter;
   for (double* rate : {&profile.nvme_read, &profile.nvme_write, &profile.nvme_combined}) {
     *rate *= paces.disk.*quarter;
   }
+  profile.disk.commit_seconds /= paces.disk.*quarter;
   return profile;
 }
 

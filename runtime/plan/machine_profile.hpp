@@ -33,6 +33,12 @@ struct Paces {
   bool operator==(const Paces&) const = default;
 };
 
+/// What state on disk costs beside its transfers. 0: nothing.
+struct DiskCosts {
+  double checksum = 0;        ///< bytes a second of which all workers make checksums
+  double commit_seconds = 0;  ///< of a commit, beside the writes before it
+};
+
 /// Sustained rates: bytes per second unless named otherwise. A rate of 0 means "not measured": it
 /// is an error to use a lane without a rate. A combined rate of 0 means "no mutual slowdown"
 /// instead. Measure each rate the way a step uses it: pinned memory and slot-sized copies for the
@@ -53,8 +59,10 @@ struct MachineProfile {
   double net_tensor = 0;  ///< the same among the ranks of a tensor group; 0: as `net`
   double nvme_read = 0;
   double nvme_write = 0;
-  double nvme_combined = 0;        ///< reads and writes at once, summed
+  double nvme_combined = 0;  ///< reads and writes at once, summed
+  DiskCosts disk{};
   double op_overhead_seconds = 0;  ///< fixed cost of one op
+  double wake_seconds = 0;         ///< of an op whose lane has waited for another: two threads wake
   CoreShares cores{};
   Paces paces{};
 };

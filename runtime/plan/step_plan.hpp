@@ -99,6 +99,7 @@ struct Op {
   bool speculative = false;
   bool if_pending = false;  ///< part of the previous step's update: skipped when none is pending
   Bytes bytes;              ///< moved by the op on its lane; of a collective: sent by this rank
+  Bytes checksummed;        ///< by the update of a tile on disk: what was read, and what is written
   double flops = 0;
   std::uint32_t first_access = 0;  ///< into StepPlan::accesses
   std::uint32_t access_count = 0;

@@ -178,6 +178,20 @@ config::TrainOptions random_options(std::mt19937_64& random, const model::ModelC
   return options;
 }
 
+/// Of a host's device whose state is on disk.
+void expect_all_measured(const plan::MachineProfile& profile) {
+  const plan::CoreShares& cores = profile.cores;
+  for (const double measured :
+       {profile.d2h, profile.nvme_read, profile.nvme_combined, profile.wake_seconds, cores.compute,
+        cores.update, cores.copy, cores.disk, profile.disk.checksum, profile.disk.commit_seconds}) {
+    EXPECT_GT(measured, 0);
+  }
+  for (const plan::Pace& pace :
+       {profile.paces.compute, profile.paces.link, profile.paces.update, profile.paces.disk}) {
+    EXPECT_LT(pace.slow, pace.fast);  // no two of dozens of timings are the same
+  }
+}
+
 TEST(Calibration, FitsTheLeastMemoryThatARunFits) {
   const ScratchDirectory scratch("calibration");
   std::mt19937_64 random(test_support::test_seed());
@@ -199,6 +213,7 @@ TEST(Calibration, FitsTheLeastMemoryThatARunFits) {
     EXPECT_GT(profile.h2d, 0) << sample;
     EXPECT_GT(profile.update, 0) << sample;
     EXPECT_GT(profile.nvme_write, 0) << sample;
+    expect_all_measured(profile);
   }
 }
 

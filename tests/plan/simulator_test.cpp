@@ -67,6 +67,40 @@ TEST(Simulator, ChargesTheOverheadOfOpsWithoutWork) {
   EXPECT_DOUBLE_EQ(simulate(plan, profile).step_seconds, 6);
 }
 
+TEST(Simulator, ALaneThatHasWaitedIsWoken) {
+  StepPlan plan;
+  append(plan, on(Lane::h2d, 5));
+  append(plan, on_gpu(1), {0});
+  append(plan, on_gpu(1));
+  MachineProfile profile = unit_machine();
+  profile.wake_seconds = 2;
+  const Prediction prediction = simulate(plan, profile);
+  EXPECT_DOUBLE_EQ(prediction.ops[0].end, 5);  // there is no wait where the step begins
+  EXPECT_DOUBLE_EQ(prediction.ops[1].end, 5 + 2 + 1);
+  EXPECT_DOUBLE_EQ(prediction.ops[2].end, 9);
+}
+
+TEST(Simulator, ChargesChecksumsAndCommitsOfStateOnDisk) {
+  MachineProfile profile = unit_machine();
+  Op update;
+  update.kind = OpKind::update;
+  update.lane = Lane::cpu;
+  update.bytes = Bytes{10};
+  update.checksummed = Bytes{6};
+  Op commit;
+  commit.kind = OpKind::commit;
+  commit.lane = Lane::nvme_write;
+  EXPECT_DOUBLE_EQ(work_seconds(profile, update), 10);
+  EXPECT_DOUBLE_EQ(work_seconds(profile, commit), 0);
+  profile.disk = {.checksum = 2, .commit_seconds = 7};
+  EXPECT_DOUBLE_EQ(work_seconds(profile, update), 10 + 3);
+  EXPECT_DOUBLE_EQ(work_seconds(profile, commit), 7);
+  profile.paces = {.compute = {}, .link = {}, .update = {.slow = 0.5}, .disk = {.slow = 0.25}};
+  const MachineProfile slow = at_pace(profile, &Pace::slow);
+  EXPECT_DOUBLE_EQ(work_seconds(slow, update), 2 * (10 + 3));
+  EXPECT_DOUBLE_EQ(work_seconds(slow, commit), 4 * 7);
+}
+
 TEST(Simulator, GpuOpsTakeTheLongerOfFlopsAndMemory) {
   MachineProfile profile = unit_machine();
   const Op op = [] {

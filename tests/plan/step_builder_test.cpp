@@ -75,6 +75,26 @@ TEST(StepBuilder, CommitsInTheStepOnlyWhenAllStateIsOnDisk) {
   EXPECT_EQ(count_of(build_recorded_step(workload, placement), OpKind::commit), 1U);
 }
 
+TEST(StepBuilder, AnUpdateMakesChecksumsOfWhatItsTileReadsAndWrites) {
+  const Workload workload = small_workload();
+  Placement placement = uniform_placement(workload, kStreamedNvme);
+  placement.blocks[2].state = Tier::host;
+  const StepPlan plan = build_training_step(workload, placement);
+  std::map<std::uint32_t, Bytes> moved;
+  std::vector<Op> updates;
+  for (const Op& op : plan.ops) {
+    if (op.kind == OpKind::update) updates.push_back(op);
+    if (is_copy(op, kWriteState) || (is_copy(op, kReadState) && !op.held)) {
+      moved[op.tile] += op.bytes;
+    }
+  }
+  ASSERT_GT(moved.size(), 2U);
+  for (const Op& update : updates) {
+    const bool on_disk = placement.blocks[update.block].state == Tier::nvme;
+    EXPECT_EQ(update.checksummed, on_disk ? moved.at(update.tile) : Bytes{}) << update.tile;
+  }
+}
+
 TEST(StepBuilder, ReadsStateAheadAsFarAsItHasStagingSlotsAndNoFurther) {
   const Workload workload = small_workload();
   for (const std::uint32_t slots : {1U, 2U, 3U}) {

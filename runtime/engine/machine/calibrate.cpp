@@ -143,6 +143,7 @@ plan::MachineProfile calibrate(const CalibrationRequest& request, const Tuning& 
       .compute = device.pace, .link = device.link_pace, .update = update.pace, .disk = {}};
   profile.gpu_update = own_memory ? device.update : profile.update;
   profile.op_overhead_seconds = kOpOverheadSeconds;
+  if (!own_memory) profile.wake_seconds = measure_wake();
   double disk_cores = 0;
   if (request.state_directories) {
     const DiskRates disks =
@@ -150,6 +151,8 @@ plan::MachineProfile calibrate(const CalibrationRequest& request, const Tuning& 
     profile.nvme_read = disks.read;
     profile.nvme_write = disks.write;
     profile.nvme_combined = disks.combined;
+    profile.disk = {.checksum = measure_checksums(request.options.threads),
+                    .commit_seconds = disks.commit_seconds};
     profile.paces.disk = disks.pace;
     disk_cores = disks.cores;
   }

@@ -13,6 +13,7 @@
 #include "nvme_swap/tile_store.hpp"
 #include "offload/host/host_backend.hpp"
 #include "offload/memory.hpp"
+#include "runtime/base/elapsed.hpp"
 #include "runtime/base/file.hpp"
 #include "runtime/engine/machine/calibration_sizes.hpp"
 #include "runtime/engine/machine/normal_numbers.hpp"
@@ -67,6 +68,35 @@ double measure_copy() {
   return static_cast<double>(kCopiedBytes) / seconds.usual;
 }
 
+double measure_wake() {
+  const auto backend = offload::make_host_backend({});
+  const auto stream = backend->make_stream("calibrate");
+  return timed([&] {
+           stream->submit([] {});
+           stream->synchronize();
+         })
+      .usual;
+}
+
+double measure_checksums(std::size_t threads) {
+  constexpr std::size_t kEach = std::size_t{256} << 10;
+  cpu_adam::WorkerPool workers({.threads = threads});
+  const std::vector<std::byte> bytes(workers.threads() * kEach, std::byte{1});
+  std::vector<std::uint64_t> sums(workers.threads());
+  const Seconds seconds = timed([&] {
+    workers
+        .submit([&] {
+          workers.parallel_for(sums.size(), 1, [&](std::size_t first, std::size_t last) {
+            for (std::size_t i = first; i < last; ++i) {
+              sums[i] = nvme_swap::checksum_of(std::span(bytes).subspan(i * kEach, kEach));
+            }
+          });
+        })
+        .wait();
+  });
+  return static_cast<double>(bytes.size()) / seconds.usual;
+}
+
 DiskRates measure_disks(const config::TrainOptions& options,
                         std::span<const std::filesystem::path> directories,
                         const DriveTunings& drives, Bytes room) {
@@ -110,12 +140,23 @@ DiskRates measure_disks(const config::TrainOptions& options,
   const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - begin;
   const double cores = (processor_seconds() - processor) / taken.count();
   const Seconds both = timed([&] { all(either); }, kDiskTime);
+  std::uint64_t step = 0;
+  const auto commit = [&] { store->commit({.step = StepIndex{++step}}).wait(); };
+  std::vector<double> commits;
+  for (int i = 0; i < 5; ++i) {
+    all(write);
+    const auto written = std::chrono::steady_clock::now();
+    commit();
+    commits.push_back(seconds_since(written));
+  }
+  std::ranges::nth_element(commits, commits.begin() + 2);
   Seconds sum = reads;
   sum += writes;
   sum += both;
   return {.read = bytes / reads.usual,
           .write = bytes / writes.usual,
           .combined = bytes / both.usual,
+          .commit_seconds = commits[2],
           .pace = sum.pace(),
           .cores = cores};
 }

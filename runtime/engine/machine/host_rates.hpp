@@ -33,11 +33,18 @@ struct MeasuredRate {
 /// host's memory.
 [[nodiscard]] double measure_copy();
 
+/// Measures the seconds in which a thread wakes another, and is woken by it.
+[[nodiscard]] double measure_wake();
+
+/// Measures the bytes a second of which the workers of updates make checksums, in their caches.
+[[nodiscard]] double measure_checksums(std::size_t threads);
+
 /// Bytes a second of tile-sized transfers that pass the page cache by.
 struct DiskRates {
   double read = 0;
   double write = 0;
-  double combined = 0;  ///< of both while both work
+  double combined = 0;        ///< of both while both work
+  double commit_seconds = 0;  ///< of a commit of some tiles
   plan::Pace pace{};
   double cores = 0;  ///< that reads or writes keep busy
 };

@@ -37,14 +37,21 @@ struct Seconds {
   [[nodiscard]] plan::Pace pace() const { return {.fast = usual / fast, .slow = usual / slow}; }
 };
 
-/// Times `work` after a first call that touches pages and caches: three times where each takes
-/// long, else as often as `at_least` allows, since other processes take a core for milliseconds.
+/// Time that the system takes, more often than not, to give each of a few new threads a core of its
+/// own. Before, they may take turns on one, and spin on it for each other: four times as slow.
+constexpr std::chrono::milliseconds kSettling{20};
+
+/// Times `work` once its threads have settled, and its pages and caches are touched: three times
+/// where each takes long, else as often as `at_least` allows, since other processes take a core for
+/// milliseconds, and not all threads have settled by then.
 template <class Work>
 [[nodiscard]] Seconds timed(const Work& work,
-                            std::chrono::milliseconds at_least = std::chrono::milliseconds(10)) {
+                            std::chrono::milliseconds at_least = std::chrono::milliseconds(40)) {
   constexpr std::size_t kFewest = 3;
   std::vector<double> each;
-  work();
+  const auto settled = std::chrono::steady_clock::now() + kSettling;
+  do work();
+  while (std::chrono::steady_clock::now() < settled);
   std::chrono::duration<double> all{};
   while (each.size() < kFewest || all < at_least) {
     const auto begin = std::chrono::steady_clock::now();

@@ -154,6 +154,14 @@ plan::CoreShares widest(const plan::CoreShares& a, const plan::CoreShares& b) {
           .disk = std::max(a.disk, b.disk)};
 }
 
+/// A rate of 0 was left to another rank to measure.
+double slower(double a, double b) { return a > 0 && b > 0 ? std::min(a, b) : std::max(a, b); }
+
+plan::DiskCosts costlier(const plan::DiskCosts& a, const plan::DiskCosts& b) {
+  return {.checksum = slower(a.checksum, b.checksum),
+          .commit_seconds = std::max(a.commit_seconds, b.commit_seconds)};
+}
+
 plan::Pace wider(const plan::Pace& a, const plan::Pace& b) {
   return {.fast = std::max(a.fast, b.fast), .slow = std::min(a.slow, b.slow)};
 }
@@ -170,12 +178,10 @@ plan::MachineProfile slowest(RankGroups& ranks, const plan::MachineProfile& mine
                                                  &plan::Paces::update, &plan::Paces::disk};
   Profile result = mine;
   for (const Profile& other : ranks.gather(mine)) {
-    for (const auto rate : kRates) {
-      // A rate of 0 was left to another rank to measure.
-      const double theirs = other.*rate;
-      if (theirs > 0) result.*rate = result.*rate > 0 ? std::min(result.*rate, theirs) : theirs;
-    }
+    for (const auto rate : kRates) result.*rate = slower(result.*rate, other.*rate);
     result.op_overhead_seconds = std::max(result.op_overhead_seconds, other.op_overhead_seconds);
+    result.wake_seconds = std::max(result.wake_seconds, other.wake_seconds);
+    result.disk = costlier(result.disk, other.disk);
     result.cores = widest(result.cores, other.cores);
     for (const auto part : kPaces)
       result.paces.*part = wider(result.paces.*part, other.paces.*part);

@@ -2,6 +2,10 @@
 
 #include <omp.h>
 
+#include <cstdint>
+
+#include "runtime/model/host/seats.hpp"
+
 #if defined(__SANITIZE_THREAD__)
 #define SPILLWAY_TSAN 1
 #elif defined(__has_feature)
@@ -33,10 +37,14 @@ void observe([[maybe_unused]] void* address) {
 #endif
 }
 
+/// Regions from one look at the seats to the next: some milliseconds.
+constexpr std::uint32_t kSeatedRegions = 64;
+
 struct Job {
   void (*function)(void*, int);
   void* context;
   int parts;
+  Seats* seats;  ///< none: nobody looks
 };
 
 // Runs the team's threads, so that no compiler-made frame is shared outside the annotations.
@@ -44,6 +52,7 @@ __attribute__((no_sanitize("thread"))) void run_on_team(Job* job) {
 #pragma omp parallel num_threads(job->parts) default(none) shared(job)
   {
     observe(job);
+    if (job->seats != nullptr) job->seats->take_one();
     const int team = omp_get_num_threads();
     for (int part = omp_get_thread_num(); part < job->parts; part += team) {
       job->function(job->context, part);
@@ -64,7 +73,9 @@ void run_parts(int parts, void (*function)(void* context, int part), void* conte
     function(context, 0);
     return;
   }
-  Job job{function, context, parts};
+  static thread_local std::uint32_t regions = 0;
+  Seats seats;
+  Job job{function, context, parts, regions++ % kSeatedRegions == 0 ? &seats : nullptr};
   publish(&job);
   run_on_team(&job);
   observe(&job);

@@ -25,6 +25,9 @@ double seconds_of(double amount, double rate, std::string_view field) {
   return amount / rate;
 }
 
+/// Seconds of what costs nothing on a machine where it has not been measured.
+double seconds_where_known(double amount, double rate) { return rate > 0 ? amount / rate : 0; }
+
 /// Two lanes on one resource, and the fraction of its own rate that each keeps while both work.
 struct SharedResource {
   Lane first;
@@ -58,6 +61,7 @@ struct LaneState {
   std::size_t started = 0;             ///< ops of the queue that have started
   std::uint32_t dependencies_met = 0;  ///< of the next op, leading ones only
   bool running = false;
+  double ended = 0;  ///< when the last op did
   double overhead_left = 0;
   double work_left = 0;  ///< in seconds at full rate
   double to_start = 0;   ///< seconds that the ops which have not started take at least
@@ -154,9 +158,10 @@ class Simulation {
   void start(SimulatedRank& rank, LaneState& lane) const {
     const OpIndex next = lane.queue[lane.started];
     lane.running = true;
-    lane.overhead_left = profile_.op_overhead_seconds;
     lane.work_left = rank.work[next];
-    lane.to_start -= lane.overhead_left + lane.work_left;
+    lane.to_start -= profile_.op_overhead_seconds + lane.work_left;
+    const bool waited = lane.ended < now_;
+    lane.overhead_left = profile_.op_overhead_seconds + (waited ? profile_.wake_seconds : 0);
     lane.dependencies_met = 0;
     ++lane.started;
     rank.result.ops[next].start = now_;
@@ -267,6 +272,7 @@ class Simulation {
       if (lane.overhead_left > 0 || lane.work_left > 0) continue;
       const OpIndex finished = lane.queue[lane.started - 1];
       lane.running = false;
+      lane.ended = now_;
       rank.complete[finished] = true;
       rank.result.ops[finished].end = now_;
     }
@@ -344,6 +350,7 @@ double rate_of(const MachineProfile& profile, RankGroup group) {
 double work_seconds(const MachineProfile& profile, const Op& op) {
   if (op.held) return 0;
   const auto bytes = static_cast<double>(op.bytes.value());
+  const auto checksummed = static_cast<double>(op.checksummed.value());
   switch (op.lane) {
     case Lane::gpu: {
       const double memory = profile.gpu_update > 0 ? bytes / profile.gpu_update : 0;
@@ -351,10 +358,14 @@ double work_seconds(const MachineProfile& profile, const Op& op) {
     }
     case Lane::h2d: return seconds_of(bytes, profile.h2d, "h2d");
     case Lane::d2h: return seconds_of(bytes, profile.d2h, "d2h");
-    case Lane::cpu: return seconds_of(bytes, profile.update, "update");
+    case Lane::cpu:
+      return seconds_of(bytes, profile.update, "update") +
+             seconds_where_known(checksummed, profile.disk.checksum);
     case Lane::net: return seconds_of(bytes, rate_of(profile, op.group), "net");
     case Lane::nvme_read: return seconds_of(bytes, profile.nvme_read, "nvme_read");
-    case Lane::nvme_write: return seconds_of(bytes, profile.nvme_write, "nvme_write");
+    case Lane::nvme_write:
+      if (op.kind == OpKind::commit) return profile.disk.commit_seconds;
+      return seconds_of(bytes, profile.nvme_write, "nvme_write");
     case Lane::external: break;  // what others compute, nobody here can tell
   }
   return 0;

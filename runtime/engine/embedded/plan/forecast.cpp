@@ -126,6 +126,8 @@ plan::MachineProfile EmbeddedForecast::measure() const {
     rates.nvme_read = disks.read;
     rates.nvme_write = disks.write;
     rates.nvme_combined = disks.combined;
+    rates.disk = {.checksum = measure_checksums(train.threads),
+                  .commit_seconds = disks.commit_seconds};
   }
   return rates;
 }

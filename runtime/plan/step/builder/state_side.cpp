@@ -69,6 +69,9 @@ void StateSide::append_update(std::uint32_t tile, const Buffer& state, UpdateTim
   update.write(weights, parameters_after(block, when));
   // The pass makes the checksums that a write of the tile needs.
   if (placement_.blocks[block].state == Tier::nvme) {
+    const ElementCount count = step_.tiles[tile].count;
+    update.op.checksummed =
+        state_bytes(placement_.format, count) + slot_bytes(placement_.format, count);
     update.write({PoolKind::checksums, tile}, checksum_of(tile, when));
   }
   append(update);
