@@ -112,15 +112,20 @@ class LiveLine(ProgramTestCase):
 
 class WhatIsSaid(ProgramTestCase):
     def test_of_a_run_on_the_cpu_names_no_gpu_and_one_rate(self):
-        plan = self.run_program("plan", "train.json", "--model", "model.json")
-        self.assertEqual(plan.returncode, 0, plan.stderr)
+        plan = self.succeed("plan", "train.json", "--model", "model.json", "-v")
+        short = self.succeed("plan", "train.json", "--model", "model.json").stdout
         done = self.succeed(*self.train("run", 20))
-        for said in (plan.stdout, done.stdout, done.stderr):
+        for said in (plan.stdout, short, done.stdout, done.stderr):
             self.assertNotRegex(said, r"(?i)\bgpu\b")
             self.assertNotIn("tok/s", said)
         self.assertIn("compute on the CPU", plan.stdout)
         self.assertRegex(plan.stdout, r"(?m)^lanes +busy s +exposed s\n           device +\d")
-        self.assertRegex(plan.stdout, r"predicted .* \d+ tokens/s, bounded by \w+")
+        for said in (plan.stdout, short, done.stdout):
+            self.assertRegex(said, r"predicted .* \d+ tokens/s, bounded by \w+")
+        long = self.succeed(*self.train("long", 1), "--verbose").stdout
+        self.assertIn("\nlanes ", long)
+        self.assertNotIn("\nlanes ", done.stdout)
+        self.assertRegex(done.stdout, r"(?s)^fits .*\npredicted .*\ncommits +every \d+ step")
         # The last live line and the report are of the same steps.
         live = re.findall(r"step 20/20 .* (\S+) tokens/s", done.stderr)
         report = re.findall(r"measured .*, (\S+) tokens/s", done.stdout)

@@ -17,7 +17,8 @@
 #include "tools/cli/page_flag.hpp"
 #include "tools/cli/picture/plan_page.hpp"
 #include "tools/cli/plan_making.hpp"
-#include "tools/cli/plan_text.hpp"
+#include "tools/cli/plan_summary.hpp"
+#include "tools/cli/step_text.hpp"
 #include "tools/cli/train_flags.hpp"
 
 namespace spillway::cli {
@@ -107,7 +108,29 @@ nlohmann::ordered_json run_table(const PlanFlags& flags, bool json) {
   return to_json(rows);
 }
 
-nlohmann::ordered_json run(const PlanFlags& flags, bool json) {
+/// Answers with what the flags ask for of a plan.
+void answer_plan(const PlanFlags& flags, const MadePlan& made, const Session& session,
+                 const nlohmann::ordered_json& document) {
+  PlanView view = made.view();
+  if (!session.verbose) view.memory = more_memory(made.plan);
+  answer("{}", session.verbose ? to_text(view) : to_summary(view));
+  if (made.machine) answer("machine    {} ({})\n", made.machine->name, made.machine->basis);
+  if (flags.check) {
+    const nlohmann::ordered_json& found = document["check"];
+    answer(
+        "check      {} operations in {} lists with {} dependencies: no two race, and each "
+        "finds what it reads\n",
+        found["operations"].get<std::size_t>(), found["lists"].get<std::size_t>(),
+        found["dependencies"].get<std::size_t>());
+  }
+  if (!flags.explain) return;
+  const plan::StepPlan step = plan::build_training_step(made.plan.workload, made.plan.placement,
+                                                        {.place = made.plan.place});
+  answer("{}", text_by_block(step, made.plan.workload));
+}
+
+nlohmann::ordered_json run(const PlanFlags& flags, const Session& session) {
+  const bool json = session.json;
   if (flags.lists_machines) return run_table(flags, json);
   const auto config = flags.train.model_config();
   check(config.has_value(), ErrorCode::invalid_argument,
@@ -128,22 +151,7 @@ nlohmann::ordered_json run(const PlanFlags& flags, bool json) {
   const MadePlan made = make_plan(request, note);
   nlohmann::ordered_json document = to_json(made, *config);
   if (flags.check) document["check"] = check_lists(made.plan.workload, made.plan.placement);
-  if (!json) {
-    answer("{}", to_text(made.view()));
-    if (made.machine) answer("machine    {} ({})\n", made.machine->name, made.machine->basis);
-    if (flags.check) {
-      const nlohmann::ordered_json& found = document["check"];
-      answer(
-          "check      {} operations in {} lists with {} dependencies: no two race, and each "
-          "finds what it reads\n",
-          found["operations"].get<std::size_t>(), found["lists"].get<std::size_t>(),
-          found["dependencies"].get<std::size_t>());
-    }
-    if (flags.explain) {
-      answer("{}", plan::to_text(plan::build_training_step(made.plan.workload, made.plan.placement,
-                                                           {.place = made.plan.place})));
-    }
-  }
+  if (!json) answer_plan(flags, made, session, document);
   if (flags.page.wanted()) {
     flags.page.write(plan_title(made, model_name(flags)), plan_page(made, request, document));
   }
@@ -156,7 +164,7 @@ void add_plan(Command app, Session& session) {
   auto flags = std::make_shared<PlanFlags>();
   Command command =
       add_command(app, session, "plan", "Says what fits where and how long a step will take",
-                  [flags, &session] { return run(*flags, session.json); });
+                  [flags, &session] { return run(*flags, session); });
   flags->train.add_to(command);
   flags->train.run = ".";
   command.add_option("--run", flags->train.run,
@@ -199,7 +207,11 @@ void add_plan(Command app, Session& session) {
   command.add_flag("--no-commits", flags->no_commits,
                    "The plan is for a run that never commits to disk, as those of `bench step`");
   const Argument explain =
-      command.add_flag("--explain", flags->explain, "The answer lists every operation of the step")
+      command
+          .add_flag("--explain", flags->explain,
+                    "The answer lists every operation of the step, block by block: its number in "
+                    "the step, its lane, what it reads and writes, and the operations that it "
+                    "comes after")
           .excludes(ranks_grids);
   const Argument page = flags->page.add_to(command).excludes(ranks_grids);
   const Argument checks =

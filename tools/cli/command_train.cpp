@@ -13,7 +13,7 @@
 #include "tools/cli/launch.hpp"
 #include "tools/cli/live_line.hpp"
 #include "tools/cli/picture/run_report.hpp"
-#include "tools/cli/plan_text.hpp"
+#include "tools/cli/plan_summary.hpp"
 #include "tools/cli/report_text.hpp"
 #include "tools/cli/train_flags.hpp"
 
@@ -31,15 +31,16 @@ struct TrainCommandFlags {
 
 class Face final : public engine::TrainObserver {
  public:
-  Face(bool json, Interrupts& interrupts, std::filesystem::path run)
-      : json_(json), interrupts_(interrupts), run_(std::move(run)) {}
+  Face(const Session& session, Interrupts& interrupts, std::filesystem::path run)
+      : session_(session), interrupts_(interrupts), run_(std::move(run)) {}
 
   void planned(const engine::TrainPlan& plan) override {
     const PlanView view{.plan = plan.plan, .shares = plan.shares};
     document_ = to_json(view);
     const std::string text =
-        fmt::format("{}commits    every {} step(s)\n", to_text(view), plan.plan.commit_every);
-    json_ ? tell_text(text) : answer_text(text);
+        fmt::format("{}commits    every {} step(s)\n",
+                    session_.verbose ? to_text(view) : to_summary(view), plan.plan.commit_every);
+    session_.json ? tell_text(text) : answer_text(text);
     flush_answers();
     keep_plan(run_, plan, [this](const std::string& note) { live_.note(note); });
     if (plan.first_step > 1) live_.note(fmt::format("resumed after step {}", plan.first_step - 1));
@@ -72,7 +73,7 @@ class Face final : public engine::TrainObserver {
     step <= steps_ ? interrupts_.in_step(step) : interrupts_.saving();
   }
 
-  bool json_;
+  const Session& session_;
   Interrupts& interrupts_;
   std::filesystem::path run_;
   std::uint64_t steps_ = 0;
@@ -128,7 +129,7 @@ engine::TrainRequest request_of(const TrainCommandFlags& flags, std::uint32_t ra
   return request;
 }
 
-ordered_json train(const engine::TrainRequest& request, bool json) {
+ordered_json train(const engine::TrainRequest& request, const Session& session) {
   Interrupts interrupts;
   if (request.ranks != nullptr && request.ranks->rank() != Rank{}) {
     Silent silent{
@@ -136,10 +137,10 @@ ordered_json train(const engine::TrainRequest& request, bool json) {
     static_cast<void>(engine::train(request, silent, interrupts.count()));
     return {};
   }
-  Face face(json, interrupts, request.run);
+  Face face(session, interrupts, request.run);
   const engine::TrainReport report = engine::train(request, face, interrupts.count());
   face.finish();
-  if (!json) answer("{}", to_text(report));
+  if (!session.json) answer("{}", to_text(report));
   ordered_json document = to_json(report);
   document["plan"] = face.plan();
   return document;
@@ -147,7 +148,7 @@ ordered_json train(const engine::TrainRequest& request, bool json) {
 
 /// Joins the other ranks, and tells them if this one cannot train.
 ordered_json train_as_rank(const TrainCommandFlags& flags, const comm::LaunchEnvironment& launch,
-                           bool json) {
+                           const Session& session) {
   engine::TrainRequest request;
   std::optional<Error> wrong;
   try {
@@ -162,18 +163,18 @@ ordered_json train_as_rank(const TrainCommandFlags& flags, const comm::LaunchEnv
       ranks->abandon(wrong->what());
       throw *wrong;
     }
-    return train(request, json);
+    return train(request, session);
   } catch (const Error& error) {
     throw Error(error.code(), fmt::format("rank {} of {}: {}", ranks->rank().value(),
                                           ranks->ranks(), error.what()));
   }
 }
 
-ordered_json run(const TrainCommandFlags& flags, bool json) {
+ordered_json run(const TrainCommandFlags& flags, const Session& session) {
   const std::optional<comm::LaunchEnvironment> launch =
       launch_environment(flags.train.run, flags.trust_network);
-  if (launch.has_value() && launch->ranks > 1) return train_as_rank(flags, *launch, json);
-  return train(request_of(flags), json);
+  if (launch.has_value() && launch->ranks > 1) return train_as_rank(flags, *launch, session);
+  return train(request_of(flags), session);
 }
 
 }  // namespace
@@ -181,7 +182,7 @@ ordered_json run(const TrainCommandFlags& flags, bool json) {
 void add_train(Command app, Session& session) {
   auto flags = std::make_shared<TrainCommandFlags>();
   Command command = add_command(app, session, "train", "Trains a model",
-                                [flags, &session] { return run(*flags, session.json); });
+                                [flags, &session] { return run(*flags, session); });
   flags->train.add_to(command);
   command.add_option("--data", flags->data, "This directory has train.bin, val.bin and meta.json")
       .required();

@@ -26,6 +26,7 @@
 namespace spillway::cli {
 namespace {
 
+constexpr const char* kVerbose = "Answers are long, and the log says what is chosen and why";
 constexpr int kExitFailed = 1;
 constexpr int kExitUsage = 2;
 constexpr int kExitDoesNotFit = 3;
@@ -77,6 +78,7 @@ Command add_command(Command app, Session& session, const std::string& name,
   CLI::App* command = app.app().add_subcommand(name, description);
   command->add_flag("--json", session.json,
                     "The answer is one JSON document on stdout; everything else goes to stderr");
+  command->add_flag("-v,--verbose", session.verbose, kVerbose);
   command->callback([&session, work = std::move(work)] { session.run = work; });
   return Command(*command);
 }
@@ -166,10 +168,9 @@ int run_program(int argc, char** argv) {
   CLI::App app{"Spillway: trains models too large for the GPU", "spillway"};
   app.set_version_flag("--version", std::string("spillway ") + SPILLWAY_VERSION);
   app.require_subcommand(1);
-  bool verbose = false;
-  app.add_flag("-v,--verbose", verbose, "The log says what is chosen and why");
+  app.add_flag("-v,--verbose", session.verbose, kVerbose);
   app.parse_complete_callback([&] {
-    if (verbose) set_log_level(LogLevel::info);
+    if (session.verbose) set_log_level(LogLevel::info);
   });
   const Command program(app);
   add_data(program, session);
