@@ -1,8 +1,10 @@
 """Words that nothing takes, names of the hub, and what a refusal advises.
 usage: commands_test.py PROGRAM"""
+import glob
 import json
 import os
 import re
+import unittest
 
 from program_test_case import CONFIG, ROOT, ProgramTestCase, main
 
@@ -217,6 +219,43 @@ class DoesNotFit(ProgramTestCase):
         self.assertIn("memory of at least", parts[0])
         return {re.sub(r" \([^()]*\)$", "", part): part.rsplit("(", 1)[-1].rstrip(")")
                 for part in parts[1:]}
+
+    def test_advises_sizes_that_fit_as_they_are_written(self):
+        self.configure()
+        for budget in (("--device-memory", "64KiB"), ("--host-memory", "64KiB"),
+                       ("--device-memory", "64KiB", "--host-memory", "64KiB")):
+            done = self.plan(*budget)
+            self.assertEqual(done.returncode, 3, done.stderr)
+            first = done.stderr.split("What would make it fit: ")[1].split("; or ")[0]
+            sizes = dict(re.findall(r"(--\w+-memory) of at least (\S+ \w+)", first))
+            given = dict(zip(budget[::2], budget[1::2])) | sizes
+            self.assertEqual(self.plan(*[word for pair in given.items() for word in pair])
+                             .returncode, 0, first)
+
+    def test_names_no_flag_that_has_been_followed_already(self):
+        done = self.run_program("plan", "train.json", "--model", "llama-3-70b",
+                                "--device-memory", "100TB", "--host-memory", "100TB")
+        self.assertEqual(done.returncode, 3, done.stderr)
+        self.assertRegex(done.stderr, "would make it fit: free (device|host) memory of at least")
+        self.assertNotRegex(done.stderr, "--(device|host)-memory of at least")
+
+    @unittest.skipIf(glob.glob("/dev/nvidia[0-9]*"), "this machine has a GPU")
+    def test_a_missing_driver_is_said_before_a_missing_disk(self):
+        done = self.run_program(*self.train("run", 1, "--device", "cuda", "--nvme", "none"))
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("--device cuda: ", done.stderr)
+        self.assertNotIn("--nvme", done.stderr)
+        self.assertFalse(self.path("run").exists())
+
+    @unittest.skipIf(glob.glob("/dev/nvidia[0-9]*"), "this machine has a GPU")
+    def test_a_device_budget_without_a_device_is_said(self):
+        free = {key: value for key, value in os.environ.items() if key != "SPILLWAY_DEVICE"}
+        plan = ("plan", "train.json", "--model", "model.json", "--device-memory", "40MiB")
+        for arguments in (plan, self.train("run", 1, "--device-memory", "40MiB")):
+            self.assertIn("device memory of 40.0 MiB without a GPU: ",
+                          self.succeed(*arguments, env=free).stderr)
+        for more in (("--device", "host"), ("--machine", "h100")):
+            self.assertNotIn("without a GPU", self.succeed(*plan, *more, env=free).stderr)
 
     def expect_needs(self, text, *arguments):
         """The change, tried, fits into what was said of device and host, to three digits."""
