@@ -58,7 +58,7 @@ class NamedMachines(ProgramTestCase):
             self.assertIn(f'no machine is called "{machine}"', said)
             self.assertIn(f"names like it are {near}", said)
         said = self.refused("plan", "--machine", "h100", "--model", "lama3-8b")
-        self.assertIn("names like it are llama-3-8b,", said)
+        self.assertIn("did you mean llama-3-8b?", said)
         self.assertIn("no model", self.refused("plan", "--machine", "h100"))
 
     def test_are_refused_beside_what_is_of_one_machine(self):
