@@ -19,6 +19,54 @@ class Words(ProgramTestCase):
         for command in ("data", "plan", "train", "eval", "generate", "export", "info"):
             self.assertIn("--json", self.succeed(command, "--help").stdout)
 
+    def test_the_bare_program_says_where_to_start(self):
+        done = self.run_program()
+        self.assertEqual((done.returncode, done.stderr), (2, ""))
+        self.assertTrue(done.stdout.startswith(self.succeed("--help").stdout))
+        start = done.stdout.split("Where to start:\n")[1]
+        commands = [line.split("  ")[1].split() for line in start.splitlines()]
+        self.assertGreater(len(commands), 2)
+        for program, *arguments in commands:
+            self.assertEqual(program, "spillway")
+            self.succeed(*arguments, *(["--model", "gpt2"] if "--machines" in arguments else []))
+
+    def test_notes_of_a_configuration_are_one_line_and_none_before_an_error(self):
+        given = json.loads((self.folder / "train.json").read_text())
+        given |= {"wall_clock_breakdown": True, "steps_per_print": 10,
+                  "zero_optimization": {"stage": 2, "overlap_comm": True}}
+        del given["optimizer"]
+        self.write("train.json", given)
+        for command in (["plan", "train.json", "--model", "model.json"], self.train("run", 1)):
+            long = self.run_program(*command, "-v")
+            self.assertEqual(long.returncode, 0, long.stderr)
+            notes = [line for line in long.stderr.splitlines() if line.startswith("note: ")]
+            unused = sum(": not needed" in note or ": ignored" in note for note in notes)
+            absent = sum(": absent" in note for note in notes)
+            self.assertGreater(unused, 1)
+            self.assertGreater(absent, 1)
+            if command[0] == "train":
+                command[command.index("run")] = "again"
+            short = self.succeed(*command).stderr
+            self.assertIn(f"note: of the configuration, {unused} key(s) not needed, {absent} "
+                          "absent and chosen; -v lists them\n", short)
+            self.assertEqual(short.count("note: of the configuration"), 1)
+            self.assertNotIn(": not needed", short)
+            if command[0] == "train":
+                command[command.index("again")] = "third"
+            self.assertNotIn("note: ", self.run_program(*command, "--device-memory", "1KiB").stderr)
+
+    def test_a_file_that_is_not_there_is_said_before_anything_else(self):
+        for command in (["plan"], self.train("run", 1)[:1] + ["--data", "data", "--run", "run"]):
+            said = self.refused_at_all(*command, "none.json", "--model", "nobody", "--device",
+                                       "gpu")
+            self.assertIn("none.json", said)
+            self.assertNotIn("nobody", said)
+
+    def refused_at_all(self, *arguments) -> str:
+        done = self.run_program(*arguments)
+        self.assertNotEqual(done.returncode, 0)
+        return done.stderr
+
     def test_a_mistyped_command_or_flag_names_the_nearest(self):
         for wrong, right in (("trian", "train"), ("evall", "eval"), ("genrate", "generate"),
                              ("exprot", "export"), ("fcsk", "fsck"), ("benhc", "bench")):

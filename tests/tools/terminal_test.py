@@ -110,6 +110,29 @@ class LiveLine(ProgramTestCase):
         self.assertEqual(terminal.finish(SECONDS), -2, terminal.text)
 
 
+class LongText(ProgramTestCase):
+    def test_is_wrapped_at_words(self):
+        plan = ("plan", "train.json", "--model", "model.json")
+        for arguments, code in ((("plan", "--help"), 0), ((), 2), ((*plan, "-v", "--explain"), 0),
+                                ((*plan, "--device-memory", "64KiB"), 3)):
+            plain = self.run_program(*arguments)
+            told = plain.stderr + plain.stdout
+            for columns in (*WIDTHS, 20, 300):
+                terminal = Terminal([PROGRAM, *arguments], columns, self.folder)
+                self.addCleanup(terminal.close)
+                self.assertEqual(terminal.finish(SECONDS), code, terminal.text)
+                lines = re.sub(r"\x1b\[\d*K", "", terminal.text).splitlines()
+                width = min(max(columns, 40), 200)
+                for line in lines:  # one word may be longer
+                    self.assertTrue(len(line) <= width or " " not in line.strip(), line)
+                if columns == 200 or "model.json" not in arguments:
+                    self.assertGreater(len(lines), len(told.splitlines()) - 1)
+                if "model.json" not in arguments:  # rates are measured anew
+                    self.assertEqual(terminal.text.split(), told.split())
+            # What is no terminal gets whole lines.
+            self.assertGreater(max(map(len, told.splitlines())), 80, arguments)
+
+
 class WhatIsSaid(ProgramTestCase):
     def test_of_a_run_on_the_cpu_names_no_gpu_and_one_rate(self):
         plan = self.succeed("plan", "train.json", "--model", "model.json", "-v")

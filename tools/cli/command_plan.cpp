@@ -1,9 +1,12 @@
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "runtime/base/error.hpp"
@@ -77,11 +80,15 @@ nlohmann::ordered_json check_lists(const plan::Workload& workload,
 
 using OptionsOf = std::function<config::TrainOptions(const model::ModelConfig&)>;
 
-/// Returns what gives a model its options: the configuration, read once because its notes are told,
-/// or the usual ones where none is given, with the flags applied.
-OptionsOf options_of(const PlanFlags& flags) {
+/// Returns what gives a model its options: the configuration, which is read once, or the usual ones
+/// where none is given, with the flags applied. Adds what is to be noted of it.
+OptionsOf options_of(const PlanFlags& flags, std::vector<std::string>& notes) {
   std::optional<config::TrainOptions> given;
-  if (!flags.train.config.empty()) given = flags.train.options();
+  if (!flags.train.config.empty()) {
+    config::ParsedConfig parsed = flags.train.parsed();
+    given = parsed.options;
+    notes = std::move(parsed.notes);
+  }
   return [&flags, given](const model::ModelConfig& config) {
     config::TrainOptions options = given ? *given : usual_options(config);
     if (!given) flags.train.set.apply(options);
@@ -97,13 +104,15 @@ const std::filesystem::path& model_name(const PlanFlags& flags) {
 
 /// Answers for every named machine: the given model, or else the largest that fits.
 nlohmann::ordered_json run_table(const PlanFlags& flags, bool json) {
+  std::vector<std::string> notes;
   TableRequest request{.machines = bench::built_machine_names(),
                        .models = models_by_size(),
-                       .options = options_of(flags)};
+                       .options = options_of(flags, notes)};
   if (const auto config = flags.train.model_config()) {
     request.models = {{.name = model_name(flags).string(), .config = *config}};
   }
   const std::vector<TableRow> rows = make_table(request);
+  for (const std::string& note : note_lines(notes, /*verbose=*/false)) tell_note(note);
   if (!json) answer("{}", to_text(rows));
   return to_json(rows);
 }
@@ -113,42 +122,53 @@ void answer_plan(const PlanFlags& flags, const MadePlan& made, const Session& se
                  const nlohmann::ordered_json& document) {
   PlanView view = made.view();
   if (!session.verbose) view.memory = more_memory(made.plan);
-  answer("{}", session.verbose ? to_text(view) : to_summary(view));
-  if (made.machine) answer("machine    {} ({})\n", made.machine->name, made.machine->basis);
+  std::string text = session.verbose ? to_text(view) : to_summary(view);
+  if (made.machine) {
+    text += fmt::format("machine    {} ({})\n", made.machine->name, made.machine->basis);
+  }
   if (flags.check) {
     const nlohmann::ordered_json& found = document["check"];
-    answer(
+    text += fmt::format(
         "check      {} operations in {} lists with {} dependencies: no two race, and each "
         "finds what it reads\n",
         found["operations"].get<std::size_t>(), found["lists"].get<std::size_t>(),
         found["dependencies"].get<std::size_t>());
   }
-  if (!flags.explain) return;
-  const plan::StepPlan step = plan::build_training_step(made.plan.workload, made.plan.placement,
-                                                        {.place = made.plan.place});
-  answer("{}", text_by_block(step, made.plan.workload));
+  if (flags.explain) {
+    const plan::StepPlan step = plan::build_training_step(made.plan.workload, made.plan.placement,
+                                                          {.place = made.plan.place});
+    text += text_by_block(step, made.plan.workload);
+  }
+  answer_text(shown_on(STDOUT_FILENO, text));
 }
 
 nlohmann::ordered_json run(const PlanFlags& flags, const Session& session) {
   const bool json = session.json;
   if (flags.lists_machines) return run_table(flags, json);
+  std::vector<std::string> notes;
+  const OptionsOf options = options_of(flags, notes);  // reads the first of the files
   const auto config = flags.train.model_config();
   check(config.has_value(), ErrorCode::invalid_argument,
         "no model: give --model CONFIG_JSON or --from HF_DIR");
-  const PlanRequest request{.options = options_of(flags)(*config),
+  const PlanRequest request{.options = options(*config),
                             .model = *config,
                             .run = flags.train.run,
                             .profile = flags.train.profile,
                             .machine = flags.machine,
                             .nodes = flags.nodes};
-  const Note note = [](const std::string& text) { tell("note: {}\n", text); };
+  const Note note = [](const std::string& text) { tell_note(text); };
+  const auto tell_notes = [&] {  // an error is told without them
+    for (const std::string& line : note_lines(notes, session.verbose)) tell_note(line);
+  };
   if (flags.ranks_grids) {
     const MadeGrids made = make_grids(
         {.plan = request, .windows = flags.windows, .across = flags.tensor_across}, note);
+    tell_notes();
     if (!json) answer("{}", to_text(made));
     return to_json(made);
   }
   const MadePlan made = make_plan(request, note);
+  tell_notes();
   nlohmann::ordered_json document = to_json(made, *config);
   if (flags.check) document["check"] = check_lists(made.plan.workload, made.plan.placement);
   if (!json) answer_plan(flags, made, session, document);
