@@ -367,6 +367,7 @@ TrainReport train(const TrainRequest& request, TrainObserver& observer,
   std::unique_ptr<RunClaim> claim;
   std::optional<TrainLoop> loop;
   return abandon_on_error(request.ranks, [&] {
+    if (const auto note = check_device(request.options)) observer.noted(*note);
     ranks.emplace(request.ranks,
                   grid_of(request.options, request.ranks == nullptr ? 1 : request.ranks->ranks()));
     claim = claim_run(request, *ranks);

@@ -51,7 +51,7 @@ plan::Shortage shortage_with_tiles(std::uint64_t operator_tile) {
 
 bool advises(const plan::Budgets& budgets, std::string_view what) {
   const auto advice =
-      what_would_fit(large_model(), options_of_tile(0), budgets, shortage_with_tiles(0));
+      what_would_fit(large_model(), options_of_tile(0), budgets, shortage_with_tiles(0), {});
   return std::ranges::any_of(
       advice, [&](const std::string& text) { return text.find(what) != std::string::npos; });
 }
@@ -64,6 +64,66 @@ TEST(Remedies, CutLayersIntoPartsOnlyWhileThereAreFewEnough) {
   budgets.device = shortage_with_tiles(8'192).needed;
   ASSERT_LT(budgets.device, shortage_with_tiles(16'384).needed);
   EXPECT_FALSE(advises(budgets, "spillway.operator_tile 8192"));
+}
+
+/// A run that needs a little of both memories, with what it is refused.
+struct Refused {
+  config::TrainOptions options = options_of_tile(0);
+  plan::Budgets budgets{.device = 1_KiB, .host = 1_KiB, .nvme = 64_GiB};
+  plan::Workload workload = make_workload(large_model(), options);
+
+  /// Returns all that is advised, what fits with more memory first.
+  [[nodiscard]] std::vector<std::string> advice(const BudgetsFor& budgets_for) const {
+    const auto choice = plan::choose_placement(workload, budgets, placement_request(options));
+    return what_would_fit(large_model(), options, budgets, std::get<plan::Shortage>(choice),
+                          budgets_for);
+  }
+};
+
+/// The size behind "FLAG of at least " in a text.
+Bytes size_of(const std::string& text, const std::string& flag) {
+  const std::string before = flag + " of at least ";
+  const std::size_t at = text.find(before);
+  if (at == std::string::npos) return {};
+  const std::string size = text.substr(at + before.size());
+  return parse_bytes(size.substr(0, size.find('B') + 1));
+}
+
+TEST(Remedies, NameSizesOfMemoryThatFitAsTheyAreWritten) {
+  const Refused refused;
+  const std::string advice = refused.advice({}).front();
+  const plan::Budgets advised{.device = size_of(advice, "--device-memory"),
+                              .host = size_of(advice, "--host-memory"),
+                              .nvme = refused.budgets.nvme};
+  EXPECT_GT(advised.device, 1_KiB) << advice;
+  EXPECT_GT(advised.host, 1_KiB) << advice;
+  EXPECT_NO_THROW(
+      static_cast<void>(place(large_model(), refused.options, refused.workload, advised)));
+}
+
+TEST(Remedies, NameNoFlagThatTheMachineCannotFollow) {
+  const Refused refused;
+  const BudgetsFor poor_host = [&](const config::TrainOptions& options, const plan::Workload&) {
+    return plan::Budgets{.device = options.device_memory.value_or(1_KiB),
+                         .host = 1_KiB,
+                         .nvme = refused.budgets.nvme};
+  };
+  const std::string advice = refused.advice(poor_host).front();
+  EXPECT_GT(size_of(advice, "--device-memory"), 1_KiB) << advice;
+  EXPECT_GT(size_of(advice, "free host memory"), 1_KiB) << advice;
+  EXPECT_EQ(advice.find("--host-memory"), std::string::npos) << advice;
+}
+
+TEST(Remedies, OfAllThatAreNotEnoughEachLacksLess) {
+  Refused refused;
+  refused.options.gradient_accumulation_steps = 4;
+  refused.workload = make_workload(large_model(), refused.options);
+  const std::vector<std::string> advice = refused.advice({});
+  const Bytes needed = size_of(advice.front(), "--device-memory");
+  for (const std::string& text : advice) {
+    if (&text == &advice.front()) continue;
+    EXPECT_LT(size_of(text, "--device-memory"), needed) << text;
+  }
 }
 
 TEST(Remedies, AreAdvisedTogetherUnlessOneTakesTheOtherBack) {

@@ -80,7 +80,7 @@ def test_plan_is_that_of_the_program(tmp_path):
     said = json.loads(run_program("plan", config, "--model", "llama-2-7b", "--machine", machine,
                                   "--device-memory", "24GiB", "--json"))
     assert plan.document == {key: said[key] for key in plan.document}
-    text = run_program("plan", config, "--model", "llama-2-7b", "--machine", machine,
+    text = run_program("plan", "-v", config, "--model", "llama-2-7b", "--machine", machine,
                        "--device-memory", "24GiB")
     assert text.startswith(repr(plan))
     assert plan.tokens_per_second == pytest.approx(plan.speed["tokens_per_second"])

@@ -1,8 +1,10 @@
 """Words that nothing takes, names of the hub, and what a refusal advises.
 usage: commands_test.py PROGRAM"""
+import glob
 import json
 import os
 import re
+import unittest
 
 from program_test_case import CONFIG, ROOT, ProgramTestCase, main
 
@@ -16,6 +18,54 @@ class Words(ProgramTestCase):
     def test_every_command_explains_itself(self):
         for command in ("data", "plan", "train", "eval", "generate", "export", "info"):
             self.assertIn("--json", self.succeed(command, "--help").stdout)
+
+    def test_the_bare_program_says_where_to_start(self):
+        done = self.run_program()
+        self.assertEqual((done.returncode, done.stderr), (2, ""))
+        self.assertTrue(done.stdout.startswith(self.succeed("--help").stdout))
+        start = done.stdout.split("Where to start:\n")[1]
+        commands = [line.split("  ")[1].split() for line in start.splitlines()]
+        self.assertGreater(len(commands), 2)
+        for program, *arguments in commands:
+            self.assertEqual(program, "spillway")
+            self.succeed(*arguments, *(["--model", "gpt2"] if "--machines" in arguments else []))
+
+    def test_notes_of_a_configuration_are_one_line_and_none_before_an_error(self):
+        given = json.loads((self.folder / "train.json").read_text())
+        given |= {"wall_clock_breakdown": True, "steps_per_print": 10,
+                  "zero_optimization": {"stage": 2, "overlap_comm": True}}
+        del given["optimizer"]
+        self.write("train.json", given)
+        for command in (["plan", "train.json", "--model", "model.json"], self.train("run", 1)):
+            long = self.run_program(*command, "-v")
+            self.assertEqual(long.returncode, 0, long.stderr)
+            notes = [line for line in long.stderr.splitlines() if line.startswith("note: ")]
+            unused = sum(": not needed" in note or ": ignored" in note for note in notes)
+            absent = sum(": absent" in note for note in notes)
+            self.assertGreater(unused, 1)
+            self.assertGreater(absent, 1)
+            if command[0] == "train":
+                command[command.index("run")] = "again"
+            short = self.succeed(*command).stderr
+            self.assertIn(f"note: of the configuration, {unused} key(s) not needed, {absent} "
+                          "absent and chosen; -v lists them\n", short)
+            self.assertEqual(short.count("note: of the configuration"), 1)
+            self.assertNotIn(": not needed", short)
+            if command[0] == "train":
+                command[command.index("again")] = "third"
+            self.assertNotIn("note: ", self.run_program(*command, "--device-memory", "1KiB").stderr)
+
+    def test_a_file_that_is_not_there_is_said_before_anything_else(self):
+        for command in (["plan"], self.train("run", 1)[:1] + ["--data", "data", "--run", "run"]):
+            said = self.refused_at_all(*command, "none.json", "--model", "nobody", "--device",
+                                       "gpu")
+            self.assertIn("none.json", said)
+            self.assertNotIn("nobody", said)
+
+    def refused_at_all(self, *arguments) -> str:
+        done = self.run_program(*arguments)
+        self.assertNotEqual(done.returncode, 0)
+        return done.stderr
 
     def test_a_mistyped_command_or_flag_names_the_nearest(self):
         for wrong, right in (("trian", "train"), ("evall", "eval"), ("genrate", "generate"),
@@ -217,6 +267,43 @@ class DoesNotFit(ProgramTestCase):
         self.assertIn("memory of at least", parts[0])
         return {re.sub(r" \([^()]*\)$", "", part): part.rsplit("(", 1)[-1].rstrip(")")
                 for part in parts[1:]}
+
+    def test_advises_sizes_that_fit_as_they_are_written(self):
+        self.configure()
+        for budget in (("--device-memory", "64KiB"), ("--host-memory", "64KiB"),
+                       ("--device-memory", "64KiB", "--host-memory", "64KiB")):
+            done = self.plan(*budget)
+            self.assertEqual(done.returncode, 3, done.stderr)
+            first = done.stderr.split("What would make it fit: ")[1].split("; or ")[0]
+            sizes = dict(re.findall(r"(--\w+-memory) of at least (\S+ \w+)", first))
+            given = dict(zip(budget[::2], budget[1::2])) | sizes
+            self.assertEqual(self.plan(*[word for pair in given.items() for word in pair])
+                             .returncode, 0, first)
+
+    def test_names_no_flag_that_has_been_followed_already(self):
+        done = self.run_program("plan", "train.json", "--model", "llama-3-70b",
+                                "--device-memory", "100TB", "--host-memory", "100TB")
+        self.assertEqual(done.returncode, 3, done.stderr)
+        self.assertRegex(done.stderr, "would make it fit: free (device|host) memory of at least")
+        self.assertNotRegex(done.stderr, "--(device|host)-memory of at least")
+
+    @unittest.skipIf(glob.glob("/dev/nvidia[0-9]*"), "this machine has a GPU")
+    def test_a_missing_driver_is_said_before_a_missing_disk(self):
+        done = self.run_program(*self.train("run", 1, "--device", "cuda", "--nvme", "none"))
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("--device cuda: ", done.stderr)
+        self.assertNotIn("--nvme", done.stderr)
+        self.assertFalse(self.path("run").exists())
+
+    @unittest.skipIf(glob.glob("/dev/nvidia[0-9]*"), "this machine has a GPU")
+    def test_a_device_budget_without_a_device_is_said(self):
+        free = {key: value for key, value in os.environ.items() if key != "SPILLWAY_DEVICE"}
+        plan = ("plan", "train.json", "--model", "model.json", "--device-memory", "40MiB")
+        for arguments in (plan, self.train("run", 1, "--device-memory", "40MiB")):
+            self.assertIn("device memory of 40.0 MiB without a GPU: ",
+                          self.succeed(*arguments, env=free).stderr)
+        for more in (("--device", "host"), ("--machine", "h100")):
+            self.assertNotIn("without a GPU", self.succeed(*plan, *more, env=free).stderr)
 
     def expect_needs(self, text, *arguments):
         """The change, tried, fits into what was said of device and host, to three digits."""

@@ -65,6 +65,10 @@ TEST(MachineDescription, RefusesWhatItDoesNotKnowOrMisses) {
   auto missing = round_machine();
   missing.erase("h2d_gbps");
   EXPECT_NE(refusal(missing).find("h2d_gbps"), std::string::npos);
+  missing.erase("name");
+  missing.erase("disk_space");
+  EXPECT_NE(refusal(missing).find(R"(no key "name", "h2d_gbps", "disk_space")"), std::string::npos)
+      << refusal(missing);
   auto negative = round_machine();
   negative["d2h_gbps"] = -1;
   EXPECT_NE(refusal(negative).find("-1"), std::string::npos);
@@ -72,6 +76,16 @@ TEST(MachineDescription, RefusesWhatItDoesNotKnowOrMisses) {
   vague["basis"] = "hoped";
   EXPECT_NE(refusal(vague).find("hoped"), std::string::npos);
   EXPECT_FALSE(refusal(nlohmann::json::array()).empty());
+}
+
+TEST(MachineDescription, NamesEveryKeyThatItNeeds) {
+  const nlohmann::json whole = round_machine();
+  for (const auto& [key, value] : whole.items()) {
+    auto missing = round_machine();
+    missing.erase(key);
+    if (key == "attention_backward_deterministic_tflops" || key == "sources") continue;
+    EXPECT_NE(refusal(missing).find(R"(no key ")" + key + R"(")"), std::string::npos) << key;
+  }
 }
 
 TEST(MachineDescription, AnOlderOneHasAnAssumedRateOfDeterministicAttention) {

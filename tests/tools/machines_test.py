@@ -16,7 +16,7 @@ class NamedMachines(ProgramTestCase):
         os.environ["SPILLWAY_DEVICE"] = "cuda"  # as where a GPU is
 
     def test_need_neither_a_file_nor_a_configuration(self):
-        said = self.succeed("plan", "--machine", "rtx-4090", "--model", "llama-3-8b").stdout
+        said = self.succeed("plan", "--machine", "rtx-4090", "--model", "llama-3-8b", "-v").stdout
         self.assertIn("65536 tokens: 1 round(s)", said)
         self.assertIn("machine    rtx-4090: NVIDIA GeForce RTX 4090", said)
         planned = self.document("plan", "--machine", "rtx-4090-64gb-2ssd", *SMALL)
@@ -58,7 +58,7 @@ class NamedMachines(ProgramTestCase):
             self.assertIn(f'no machine is called "{machine}"', said)
             self.assertIn(f"names like it are {near}", said)
         said = self.refused("plan", "--machine", "h100", "--model", "lama3-8b")
-        self.assertIn("names like it are llama-3-8b,", said)
+        self.assertIn("did you mean llama-3-8b?", said)
         self.assertIn("no model", self.refused("plan", "--machine", "h100"))
 
     def test_are_refused_beside_what_is_of_one_machine(self):

@@ -52,6 +52,23 @@ TEST(ModelShapes, AnUnknownNameIsAnsweredWithTheKnownOnes) {
   }
 }
 
+TEST(ModelShapes, AMistypedNameIsAnsweredWithTheOneThatWasMeant) {
+  const auto refusal = [](const char* name) {
+    try {
+      (void)model_from(name);
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  for (const char* name : {"llama3-8b", "Llama-3-8B", "lama-3-8b"}) {
+    EXPECT_NE(refusal(name).find("did you mean llama-3-8b? All are small, "), std::string::npos)
+        << refusal(name);
+  }
+  EXPECT_NE(refusal("8b").find("names like it are "), std::string::npos);
+  EXPECT_EQ(refusal("8b").find("did you mean"), std::string::npos);
+}
+
 // 16 bytes of 16-bit elements: cuBLASLt has slower algorithms alone for matrices whose rows begin
 // elsewhere. The last chunk of logits of 7,000 tokens is a short one.
 TEST(ModelShapes, GiveNoProductRowsThatBeginBetweenMultiplesOf16Bytes) {

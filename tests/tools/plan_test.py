@@ -53,13 +53,56 @@ class OfAnotherMachine(ProgramTestCase):
         self.assertNotEqual(best, 1)
         self.assertEqual(planned(1, *small)["faster_rounds"],
                          {"rounds": best, "step_seconds": seconds[best]})
+        plan = [*self.arguments("h100.json", {"gradient_accumulation_steps": 16}, {}),
+                "--layers", 8, *small]
         said = f"rounds     spillway.rounds {best}: {100 * (seconds[1] / seconds[best] - 1):.0f} %"
-        self.assertIn(said, self.succeed(
-            *self.arguments("h100.json", {"gradient_accumulation_steps": 16}, {}),
-            "--layers", 8, *small).stdout)
+        self.assertIn(said, self.succeed(*plan, "-v").stdout)
+        self.assertIn(f"spillway.rounds {best} gives {16 * 4096 / seconds[best]:.0f} tokens/s",
+                      self.succeed(*plan).stdout)
         self.assertNotIn("faster_rounds", planned(best, *small))
         # With room for everything, one pass is best.
         self.assertNotIn("faster_rounds", planned(1))
+
+    def test_is_said_in_five_lines(self):
+        plan = self.arguments("rtx-4090.json", {"gradient_accumulation_steps": 16}, {})
+        plan[plan.index("--machine") + 1] = self.write(
+            "small.json", json.loads((MACHINES / "rtx-4090.json").read_text())
+            | {"host_memory": "60GB"})
+        short = self.succeed(*plan).stdout.splitlines()
+        self.assertLessEqual(len(short), 5)
+        said = self.succeed("-v", *plan).stdout
+        planned = self.document(*plan)
+        # In both, the step and its rate; of each memory, the sum of the table.
+        for text in (short[1], said):
+            self.assertIn(f"predicted  {planned['step_seconds']:.4f} s a step, ", text)
+        for tier, name in (("device", "device"), ("host", "host"), ("nvme", "disk")):
+            total = re.search(rf"^{tier} +(\S+ \S+ of \S+ \S+)$", said, re.M)[1]
+            self.assertIn(f"{name} {total}", short[0])
+        share = 100 * planned["lanes"]["nvme_write"]["exposed_seconds"] / planned["step_seconds"]
+        self.assertIn(f"waits {share:.0f} % of it for disk writes", short[1])
+        # A plan with the memory that would be faster is as fast as it says.
+        size, unit, rate = re.search(r"^next       (\S+) (\S+) of host memory give (\d+) tokens",
+                                     short[2]).groups()
+        more = self.document(*plan, "--host-memory", f"{float(size) * 1.005}{unit}")
+        self.assertAlmostEqual(more["tokens_per_step"] / more["step_seconds"] / float(rate), 1,
+                               delta=0.02)
+        self.assertGreater(float(rate), 1.01 * planned["tokens_per_step"]
+                           / planned["step_seconds"])
+
+    def test_tells_of_no_next_best_within_a_hundredth(self):
+        for machine in ("rtx-4090.json", "h100.json", "b200.json"):
+            plan = [*self.arguments(machine, {"gradient_accumulation_steps": 16}, {}),
+                    "--layers", 8]
+            planned = self.document(*plan)
+            text = self.succeed(*plan, "-v").stdout
+            step = planned["step_seconds"]
+            told = [cut["next_best"] for cut in planned["cuts"] if "next_best" in cut and (
+                "lacks" in cut["next_best"]
+                or min(step, cut["next_best"]["step_seconds"])
+                < 0.99 * max(step, cut["next_best"]["step_seconds"]))]
+            self.assertEqual(text.count("next best, "), len(told))
+            self.assertEqual(text.count(": faster by "),
+                             sum(cut.get("step_seconds", step) < step for cut in told))
 
     def test_measures_nothing(self):
         plan = [*self.arguments("h100.json", {"gradient_accumulation_steps": 68},
@@ -94,7 +137,15 @@ class OfAnotherMachine(ProgramTestCase):
                                   "spillway": {"context": 16, "state_home": "host"}})
         said = self.succeed("plan", "small.json", "--model", "model.json", "--profile", "",
                             "--machine", MACHINES / "h100.json", "--check", "--explain").stdout
-        step = re.findall(r"^ *\d+ (?:gpu|h2d|d2h|cpu) +(\w+) +block=", said, re.M)
+        ops = re.findall(r"^ *(\d+) (?:gpu|h2d|d2h|cpu) +(\w+) +block=(\d+)", said, re.M)
+        # Block by block; each operation keeps its number in the step.
+        blocks = re.findall(r"^block (\d+) \((\S+)\): (\d+) operation", said, re.M)
+        self.assertEqual([name for _, name, _ in blocks],
+                         ["embedding", "layer.0", "layer.1", "head"])
+        self.assertEqual([block for _, _, block in ops],
+                         [block for block, _, count in blocks for _ in range(int(count))])
+        self.assertEqual(sorted(int(number) for number, _, _ in ops), list(range(len(ops))))
+        step = [name for _, name, _ in sorted(ops, key=lambda op: int(op[0]))]
         updates = step.count("update")
         # An evaluation is the step up to its loss without the updates, which are all of a flush. A
         # snapshot takes each tile's checksum, writes the tile and commits; a recorded step too.
@@ -157,7 +208,7 @@ class OfAnotherMachine(ProgramTestCase):
         self.assertEqual(sum(cut["blocks"] for cut in layers if cut["saved"] == "host"), away)
         for cut in plan["cuts"]:
             self.assertTrue({"lacks", "step_seconds"} & cut["next_best"].keys(), cut)
-        text = self.succeed(*arguments).stdout
+        text = self.succeed(*arguments, "--verbose").stdout
         for said in (f"{away} of them on the host", "saved host, output device", "next best, "):
             self.assertIn(said, text)
 

@@ -110,17 +110,45 @@ class LiveLine(ProgramTestCase):
         self.assertEqual(terminal.finish(SECONDS), -2, terminal.text)
 
 
+class LongText(ProgramTestCase):
+    def test_is_wrapped_at_words(self):
+        plan = ("plan", "train.json", "--model", "model.json")
+        for arguments, code in ((("plan", "--help"), 0), ((), 2), ((*plan, "-v", "--explain"), 0),
+                                ((*plan, "--device-memory", "64KiB"), 3)):
+            plain = self.run_program(*arguments)
+            told = plain.stderr + plain.stdout
+            for columns in (*WIDTHS, 20, 300):
+                terminal = Terminal([PROGRAM, *arguments], columns, self.folder)
+                self.addCleanup(terminal.close)
+                self.assertEqual(terminal.finish(SECONDS), code, terminal.text)
+                lines = re.sub(r"\x1b\[\d*K", "", terminal.text).splitlines()
+                width = min(max(columns, 40), 200)
+                for line in lines:  # one word may be longer
+                    self.assertTrue(len(line) <= width or " " not in line.strip(), line)
+                if columns == 200 or "model.json" not in arguments:
+                    self.assertGreater(len(lines), len(told.splitlines()) - 1)
+                if "model.json" not in arguments:  # rates are measured anew
+                    self.assertEqual(terminal.text.split(), told.split())
+            # What is no terminal gets whole lines.
+            self.assertGreater(max(map(len, told.splitlines())), 80, arguments)
+
+
 class WhatIsSaid(ProgramTestCase):
     def test_of_a_run_on_the_cpu_names_no_gpu_and_one_rate(self):
-        plan = self.run_program("plan", "train.json", "--model", "model.json")
-        self.assertEqual(plan.returncode, 0, plan.stderr)
+        plan = self.succeed("plan", "train.json", "--model", "model.json", "-v")
+        short = self.succeed("plan", "train.json", "--model", "model.json").stdout
         done = self.succeed(*self.train("run", 20))
-        for said in (plan.stdout, done.stdout, done.stderr):
+        for said in (plan.stdout, short, done.stdout, done.stderr):
             self.assertNotRegex(said, r"(?i)\bgpu\b")
             self.assertNotIn("tok/s", said)
         self.assertIn("compute on the CPU", plan.stdout)
         self.assertRegex(plan.stdout, r"(?m)^lanes +busy s +exposed s\n           device +\d")
-        self.assertRegex(plan.stdout, r"predicted .* \d+ tokens/s, bounded by \w+")
+        for said in (plan.stdout, short, done.stdout):
+            self.assertRegex(said, r"predicted .* \d+ tokens/s, bounded by \w+")
+        long = self.succeed(*self.train("long", 1), "--verbose").stdout
+        self.assertIn("\nlanes ", long)
+        self.assertNotIn("\nlanes ", done.stdout)
+        self.assertRegex(done.stdout, r"(?s)^fits .*\npredicted .*\ncommits +every \d+ step")
         # The last live line and the report are of the same steps.
         live = re.findall(r"step 20/20 .* (\S+) tokens/s", done.stderr)
         report = re.findall(r"measured .*, (\S+) tokens/s", done.stdout)

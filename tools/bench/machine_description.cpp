@@ -71,8 +71,6 @@ class Keys {
  private:
   const json& at(const char* key) {
     known_.insert(key);
-    check(document_.contains(key), ErrorCode::invalid_argument,
-          fmt::format("{}: no key \"{}\"", origin_, key));
     return document_.at(key);
   }
 
@@ -135,7 +133,37 @@ json with_variant(json document, const char* key, const std::string& name,
   return document;
 }
 
+/// The keys that every description has.
+constexpr std::array kRequired = {"name",
+                                  "basis",
+                                  "gpu",
+                                  "matmul_tflops",
+                                  "attention_forward_tflops",
+                                  "attention_backward_tflops",
+                                  "device_memory_gbps",
+                                  "h2d_gbps",
+                                  "d2h_gbps",
+                                  "link_both_gbps",
+                                  "host_memory_gbps",
+                                  "disk_read_gbps",
+                                  "disk_write_gbps",
+                                  "disk_both_gbps",
+                                  "op_overhead_us",
+                                  "device_memory",
+                                  "host_memory",
+                                  "disk_space"};
+
+void check_complete(const json& document, std::string_view origin) {
+  std::vector<std::string> missing;
+  for (const char* key : kRequired) {
+    if (!document.contains(key)) missing.push_back(fmt::format("\"{}\"", key));
+  }
+  check(missing.empty(), ErrorCode::invalid_argument,
+        fmt::format("{}: no key {}", origin, fmt::join(missing, ", ")));
+}
+
 MachineDescription read_machine(const json& document, std::string_view origin) {
+  check_complete(document, origin);
   Keys keys(document, origin);
   MachineDescription machine;
   machine.name = keys.text("name");

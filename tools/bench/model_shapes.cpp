@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
 
 #include "runtime/base/error.hpp"
 #include "tools/bench/suggestion.hpp"
@@ -82,21 +83,25 @@ std::vector<std::string_view> model_names() {
 
 namespace {
 
-std::vector<std::string> near_names(std::string_view name) {
+/// Returns what an unknown name was probably meant to be, else what there is.
+std::string hint(std::string_view name) {
   constexpr std::size_t kMost = 3;
   const std::vector<std::string_view> all = model_names();
-  return nearest_first(name, std::vector<std::string>(all.begin(), all.end()), kMost);
+  const std::vector<std::string> names(all.begin(), all.end());
+  const std::vector<std::string> near = nearest_first(name, names, kMost);
+  std::string lower(name);
+  std::ranges::transform(lower, lower.begin(), [](unsigned char c) { return std::tolower(c); });
+  if (const auto meant = nearest(lower, names)) return fmt::format("did you mean {}?", *meant);
+  return fmt::format("names like it are {}.", fmt::join(near, ", "));
 }
 
 }  // namespace
 
 model::ModelConfig model_named(std::string_view name) {
   const auto* const found = std::ranges::find(kShapes, name, &Shape::name);
-  check(
-      found != kShapes.end(), ErrorCode::invalid_argument,
-      fmt::format("no model is called \"{}\" and no file has that path; names like it are {}; all "
-                  "are {}",
-                  name, fmt::join(near_names(name), ", "), fmt::join(model_names(), ", ")));
+  check(found != kShapes.end(), ErrorCode::invalid_argument,
+        fmt::format("no model is called \"{}\" and no file has that path; {} All are {}", name,
+                    hint(name), fmt::join(model_names(), ", ")));
   return config_of(*found);
 }
 

@@ -1,9 +1,12 @@
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "runtime/base/error.hpp"
@@ -17,7 +20,8 @@
 #include "tools/cli/page_flag.hpp"
 #include "tools/cli/picture/plan_page.hpp"
 #include "tools/cli/plan_making.hpp"
-#include "tools/cli/plan_text.hpp"
+#include "tools/cli/plan_summary.hpp"
+#include "tools/cli/step_text.hpp"
 #include "tools/cli/train_flags.hpp"
 
 namespace spillway::cli {
@@ -76,11 +80,15 @@ nlohmann::ordered_json check_lists(const plan::Workload& workload,
 
 using OptionsOf = std::function<config::TrainOptions(const model::ModelConfig&)>;
 
-/// Returns what gives a model its options: the configuration, read once because its notes are told,
-/// or the usual ones where none is given, with the flags applied.
-OptionsOf options_of(const PlanFlags& flags) {
+/// Returns what gives a model its options: the configuration, which is read once, or the usual ones
+/// where none is given, with the flags applied. Adds what is to be noted of it.
+OptionsOf options_of(const PlanFlags& flags, std::vector<std::string>& notes) {
   std::optional<config::TrainOptions> given;
-  if (!flags.train.config.empty()) given = flags.train.options();
+  if (!flags.train.config.empty()) {
+    config::ParsedConfig parsed = flags.train.parsed();
+    given = parsed.options;
+    notes = std::move(parsed.notes);
+  }
   return [&flags, given](const model::ModelConfig& config) {
     config::TrainOptions options = given ? *given : usual_options(config);
     if (!given) flags.train.set.apply(options);
@@ -96,54 +104,74 @@ const std::filesystem::path& model_name(const PlanFlags& flags) {
 
 /// Answers for every named machine: the given model, or else the largest that fits.
 nlohmann::ordered_json run_table(const PlanFlags& flags, bool json) {
+  std::vector<std::string> notes;
   TableRequest request{.machines = bench::built_machine_names(),
                        .models = models_by_size(),
-                       .options = options_of(flags)};
+                       .options = options_of(flags, notes)};
   if (const auto config = flags.train.model_config()) {
     request.models = {{.name = model_name(flags).string(), .config = *config}};
   }
   const std::vector<TableRow> rows = make_table(request);
+  for (const std::string& note : note_lines(notes, /*verbose=*/false)) tell_note(note);
   if (!json) answer("{}", to_text(rows));
   return to_json(rows);
 }
 
-nlohmann::ordered_json run(const PlanFlags& flags, bool json) {
+/// Answers with what the flags ask for of a plan.
+void answer_plan(const PlanFlags& flags, const MadePlan& made, const Session& session,
+                 const nlohmann::ordered_json& document) {
+  PlanView view = made.view();
+  if (!session.verbose) view.memory = more_memory(made.plan);
+  std::string text = session.verbose ? to_text(view) : to_summary(view);
+  if (made.machine) {
+    text += fmt::format("machine    {} ({})\n", made.machine->name, made.machine->basis);
+  }
+  if (flags.check) {
+    const nlohmann::ordered_json& found = document["check"];
+    text += fmt::format(
+        "check      {} operations in {} lists with {} dependencies: no two race, and each "
+        "finds what it reads\n",
+        found["operations"].get<std::size_t>(), found["lists"].get<std::size_t>(),
+        found["dependencies"].get<std::size_t>());
+  }
+  if (flags.explain) {
+    const plan::StepPlan step = plan::build_training_step(made.plan.workload, made.plan.placement,
+                                                          {.place = made.plan.place});
+    text += text_by_block(step, made.plan.workload);
+  }
+  answer_text(shown_on(STDOUT_FILENO, text));
+}
+
+nlohmann::ordered_json run(const PlanFlags& flags, const Session& session) {
+  const bool json = session.json;
   if (flags.lists_machines) return run_table(flags, json);
+  std::vector<std::string> notes;
+  const OptionsOf options = options_of(flags, notes);  // reads the first of the files
   const auto config = flags.train.model_config();
   check(config.has_value(), ErrorCode::invalid_argument,
         "no model: give --model CONFIG_JSON or --from HF_DIR");
-  const PlanRequest request{.options = options_of(flags)(*config),
+  const PlanRequest request{.options = options(*config),
                             .model = *config,
                             .run = flags.train.run,
                             .profile = flags.train.profile,
                             .machine = flags.machine,
                             .nodes = flags.nodes};
-  const Note note = [](const std::string& text) { tell("note: {}\n", text); };
+  const Note note = [](const std::string& text) { tell_note(text); };
+  const auto tell_notes = [&] {  // an error is told without them
+    for (const std::string& line : note_lines(notes, session.verbose)) tell_note(line);
+  };
   if (flags.ranks_grids) {
     const MadeGrids made = make_grids(
         {.plan = request, .windows = flags.windows, .across = flags.tensor_across}, note);
+    tell_notes();
     if (!json) answer("{}", to_text(made));
     return to_json(made);
   }
   const MadePlan made = make_plan(request, note);
+  tell_notes();
   nlohmann::ordered_json document = to_json(made, *config);
   if (flags.check) document["check"] = check_lists(made.plan.workload, made.plan.placement);
-  if (!json) {
-    answer("{}", to_text(made.view()));
-    if (made.machine) answer("machine    {} ({})\n", made.machine->name, made.machine->basis);
-    if (flags.check) {
-      const nlohmann::ordered_json& found = document["check"];
-      answer(
-          "check      {} operations in {} lists with {} dependencies: no two race, and each "
-          "finds what it reads\n",
-          found["operations"].get<std::size_t>(), found["lists"].get<std::size_t>(),
-          found["dependencies"].get<std::size_t>());
-    }
-    if (flags.explain) {
-      answer("{}", plan::to_text(plan::build_training_step(made.plan.workload, made.plan.placement,
-                                                           {.place = made.plan.place})));
-    }
-  }
+  if (!json) answer_plan(flags, made, session, document);
   if (flags.page.wanted()) {
     flags.page.write(plan_title(made, model_name(flags)), plan_page(made, request, document));
   }
@@ -156,7 +184,7 @@ void add_plan(Command app, Session& session) {
   auto flags = std::make_shared<PlanFlags>();
   Command command =
       add_command(app, session, "plan", "Says what fits where and how long a step will take",
-                  [flags, &session] { return run(*flags, session.json); });
+                  [flags, &session] { return run(*flags, session); });
   flags->train.add_to(command);
   flags->train.run = ".";
   command.add_option("--run", flags->train.run,
@@ -199,7 +227,11 @@ void add_plan(Command app, Session& session) {
   command.add_flag("--no-commits", flags->no_commits,
                    "The plan is for a run that never commits to disk, as those of `bench step`");
   const Argument explain =
-      command.add_flag("--explain", flags->explain, "The answer lists every operation of the step")
+      command
+          .add_flag("--explain", flags->explain,
+                    "The answer lists every operation of the step, block by block: its number in "
+                    "the step, its lane, what it reads and writes, and the operations that it "
+                    "comes after")
           .excludes(ranks_grids);
   const Argument page = flags->page.add_to(command).excludes(ranks_grids);
   const Argument checks =

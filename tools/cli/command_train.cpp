@@ -1,8 +1,11 @@
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <fstream>
 #include <memory>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "runtime/base/error.hpp"
 #include "runtime/engine/run/directory.hpp"
@@ -13,7 +16,7 @@
 #include "tools/cli/launch.hpp"
 #include "tools/cli/live_line.hpp"
 #include "tools/cli/picture/run_report.hpp"
-#include "tools/cli/plan_text.hpp"
+#include "tools/cli/plan_summary.hpp"
 #include "tools/cli/report_text.hpp"
 #include "tools/cli/train_flags.hpp"
 
@@ -31,15 +34,23 @@ struct TrainCommandFlags {
 
 class Face final : public engine::TrainObserver {
  public:
-  Face(bool json, Interrupts& interrupts, std::filesystem::path run)
-      : json_(json), interrupts_(interrupts), run_(std::move(run)) {}
+  /// `notes`: of the configuration, which are told once nothing can be wrong with it.
+  Face(const Session& session, Interrupts& interrupts, std::filesystem::path run,
+       std::vector<std::string> notes)
+      : session_(session),
+        interrupts_(interrupts),
+        run_(std::move(run)),
+        notes_(note_lines(notes, session.verbose)) {}
 
   void planned(const engine::TrainPlan& plan) override {
     const PlanView view{.plan = plan.plan, .shares = plan.shares};
     document_ = to_json(view);
+    for (const std::string& note : notes_) tell_note(note);
     const std::string text =
-        fmt::format("{}commits    every {} step(s)\n", to_text(view), plan.plan.commit_every);
-    json_ ? tell_text(text) : answer_text(text);
+        fmt::format("{}commits    every {} step(s)\n",
+                    session_.verbose ? to_text(view) : to_summary(view), plan.plan.commit_every);
+    session_.json ? tell_text(shown_on(STDERR_FILENO, text))
+                  : answer_text(shown_on(STDOUT_FILENO, text));
     flush_answers();
     keep_plan(run_, plan, [this](const std::string& note) { live_.note(note); });
     if (plan.first_step > 1) live_.note(fmt::format("resumed after step {}", plan.first_step - 1));
@@ -72,9 +83,10 @@ class Face final : public engine::TrainObserver {
     step <= steps_ ? interrupts_.in_step(step) : interrupts_.saving();
   }
 
-  bool json_;
+  const Session& session_;
   Interrupts& interrupts_;
   std::filesystem::path run_;
+  std::vector<std::string> notes_;
   std::uint64_t steps_ = 0;
   LiveLine live_;
   ordered_json document_;
@@ -113,22 +125,30 @@ class Silent final : public engine::TrainObserver {
   std::string early_;  // what was noted before the run was there
 };
 
-engine::TrainRequest request_of(const TrainCommandFlags& flags, std::uint32_t ranks = 1) {
+/// A run as its flags ask for it, and the notes of its configuration.
+struct AskedRun {
   engine::TrainRequest request;
-  request.options = flags.train.options(ranks);
+  std::vector<std::string> notes;
+};
+
+AskedRun asked_run(const TrainCommandFlags& flags, std::uint32_t ranks = 1) {
+  config::ParsedConfig parsed = flags.train.parsed(ranks);
+  engine::TrainRequest request;
+  request.options = parsed.options;
   request.model = flags.train.model_config();
   request.data = flags.data;
   request.run = flags.train.run;
   request.from = flags.train.checkpoint();
   if (request.from && *request.from != flags.train.from) {
-    tell("note: {} is {}\n", flags.train.from.string(), request.from->string());
+    tell_note(fmt::format("{} is {}", flags.train.from.string(), request.from->string()));
   }
   request.resume = flags.resume;
   request.profile = flags.train.profile;
-  return request;
+  return {std::move(request), std::move(parsed.notes)};
 }
 
-ordered_json train(const engine::TrainRequest& request, bool json) {
+ordered_json train(const AskedRun& asked, const Session& session) {
+  const engine::TrainRequest& request = asked.request;
   Interrupts interrupts;
   if (request.ranks != nullptr && request.ranks->rank() != Rank{}) {
     Silent silent{
@@ -136,10 +156,10 @@ ordered_json train(const engine::TrainRequest& request, bool json) {
     static_cast<void>(engine::train(request, silent, interrupts.count()));
     return {};
   }
-  Face face(json, interrupts, request.run);
+  Face face(session, interrupts, request.run, asked.notes);
   const engine::TrainReport report = engine::train(request, face, interrupts.count());
   face.finish();
-  if (!json) answer("{}", to_text(report));
+  if (!session.json) answer("{}", to_text(report));
   ordered_json document = to_json(report);
   document["plan"] = face.plan();
   return document;
@@ -147,11 +167,12 @@ ordered_json train(const engine::TrainRequest& request, bool json) {
 
 /// Joins the other ranks, and tells them if this one cannot train.
 ordered_json train_as_rank(const TrainCommandFlags& flags, const comm::LaunchEnvironment& launch,
-                           bool json) {
-  engine::TrainRequest request;
+                           const Session& session) {
+  AskedRun asked;
+  engine::TrainRequest& request = asked.request;
   std::optional<Error> wrong;
   try {
-    request = request_of(flags, launch.ranks);
+    asked = asked_run(flags, launch.ranks);
   } catch (const Error& error) {
     wrong = error;
   }
@@ -162,18 +183,18 @@ ordered_json train_as_rank(const TrainCommandFlags& flags, const comm::LaunchEnv
       ranks->abandon(wrong->what());
       throw *wrong;
     }
-    return train(request, json);
+    return train(asked, session);
   } catch (const Error& error) {
     throw Error(error.code(), fmt::format("rank {} of {}: {}", ranks->rank().value(),
                                           ranks->ranks(), error.what()));
   }
 }
 
-ordered_json run(const TrainCommandFlags& flags, bool json) {
+ordered_json run(const TrainCommandFlags& flags, const Session& session) {
   const std::optional<comm::LaunchEnvironment> launch =
       launch_environment(flags.train.run, flags.trust_network);
-  if (launch.has_value() && launch->ranks > 1) return train_as_rank(flags, *launch, json);
-  return train(request_of(flags), json);
+  if (launch.has_value() && launch->ranks > 1) return train_as_rank(flags, *launch, session);
+  return train(asked_run(flags), session);
 }
 
 }  // namespace
@@ -181,7 +202,7 @@ ordered_json run(const TrainCommandFlags& flags, bool json) {
 void add_train(Command app, Session& session) {
   auto flags = std::make_shared<TrainCommandFlags>();
   Command command = add_command(app, session, "train", "Trains a model",
-                                [flags, &session] { return run(*flags, session.json); });
+                                [flags, &session] { return run(*flags, session); });
   flags->train.add_to(command);
   command.add_option("--data", flags->data, "This directory has train.bin, val.bin and meta.json")
       .required();

@@ -12,13 +12,14 @@ namespace spillway::cli {
 /// What a command needs to answer: human text, or one JSON document, on stdout.
 struct Session {
   bool json = false;
+  bool verbose = false;  ///< answers are long, and the log says what is chosen and why
   /// Runs the chosen command; its result document goes to stdout with --json.
   std::function<nlohmann::ordered_json()> run;
   /// Exit code of a command that answers, and whose answer is bad news.
   int exit_code = 0;
 };
 
-/// Adds a subcommand with --json; its callback stores `work` in the session.
+/// Adds a subcommand with --json and --verbose; its callback stores `work` in the session.
 Command add_command(Command app, Session& session, const std::string& name,
                     const std::string& description, std::function<nlohmann::ordered_json()> work);
 

@@ -9,6 +9,8 @@
 #include <cstdlib>
 
 #include "runtime/base/error.hpp"
+#include "tools/cli/status_line.hpp"
+#include "tools/cli/wrapped_text.hpp"
 
 namespace spillway::cli {
 namespace {
@@ -38,6 +40,10 @@ void open_standard_streams() {
   ::sigaction(SIGXFSZ, &action, nullptr);  // a write beyond the limit of a file says EFBIG
 }
 
+std::string shown_on(int descriptor, std::string_view text) {
+  return is_terminal(descriptor) ? wrapped(text, terminal_columns(descriptor)) : std::string(text);
+}
+
 void answer_text(std::string_view text) {
   errno = 0;
   if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size()) remember_failure();
@@ -60,6 +66,10 @@ void tell_text(std::string_view text) noexcept {
     if (written <= 0) return;
     text.remove_prefix(static_cast<std::size_t>(written));
   }
+}
+
+void tell_note(std::string_view text) {
+  tell_text(shown_on(STDERR_FILENO, fmt::format("note: {}\n", text)));
 }
 
 }  // namespace spillway::cli

@@ -7,6 +7,7 @@
 
 #include <fmt/format.h>
 
+#include <string>
 #include <string_view>
 
 namespace spillway::cli {
@@ -15,6 +16,10 @@ namespace spillway::cli {
 /// of a run becomes one of them, and keeps a reader that has gone from ending the process. Call
 /// first of all.
 void open_standard_streams();
+
+/// Returns the text as the reader of a descriptor gets it: wrapped at words on a terminal, else as
+/// it is.
+[[nodiscard]] std::string shown_on(int descriptor, std::string_view text);
 
 /// Adds to what stdout gets.
 void answer_text(std::string_view text);
@@ -34,5 +39,7 @@ template <class... Arguments>
 void tell(fmt::format_string<Arguments...> format, Arguments&&... arguments) {
   tell_text(fmt::format(format, std::forward<Arguments>(arguments)...));
 }
+/// Writes a line that the user should know and that stops nothing.
+void tell_note(std::string_view text);
 
 }  // namespace spillway::cli

@@ -2,6 +2,7 @@
 // not fit.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -26,6 +27,12 @@
 namespace spillway::cli {
 namespace {
 
+constexpr const char* kVerbose = "Answers are long, and the log says what is chosen and why";
+constexpr const char* kStart =
+    "\nWhere to start:\n"
+    "  spillway plan --machine rtx-4090 --model llama-3-8b   what a machine trains, and how fast\n"
+    "  spillway plan --machines                              the same of many machines\n"
+    "  spillway train --help                                 how to train\n";
 constexpr int kExitFailed = 1;
 constexpr int kExitUsage = 2;
 constexpr int kExitDoesNotFit = 3;
@@ -53,7 +60,7 @@ void answer_failure(int code, std::string_view kind, std::string_view message) {
 
 /// The failure as text on stderr and, with --json, as the document on stdout.
 int report(const Session& session, int code, std::string_view kind, std::string_view message) {
-  tell("spillway: {}\n", printable_message(message));
+  tell_text(shown_on(STDERR_FILENO, fmt::format("spillway: {}\n", printable_message(message))));
   if (session.json) answer_failure(code, kind, message);
   return code;
 }
@@ -77,6 +84,7 @@ Command add_command(Command app, Session& session, const std::string& name,
   CLI::App* command = app.app().add_subcommand(name, description);
   command->add_flag("--json", session.json,
                     "The answer is one JSON document on stdout; everything else goes to stderr");
+  command->add_flag("-v,--verbose", session.verbose, kVerbose);
   command->callback([&session, work = std::move(work)] { session.run = work; });
   return Command(*command);
 }
@@ -151,11 +159,11 @@ int explain(const CLI::App& app, const CLI::ParseError& error, bool json) {
   std::ostringstream help;
   std::ostringstream complaint;
   const bool helped = app.exit(error, help, complaint) == 0;
-  answer_text(help.str());
+  answer_text(shown_on(STDOUT_FILENO, help.str()));
   if (helped) return 0;
   std::string said = explain_unknown_word(app);
   if (said.empty()) said = complaint.str();
-  tell_text(printable_message(said));
+  tell_text(shown_on(STDERR_FILENO, printable_message(said)));
   said.erase(said.find_last_not_of('\n') + 1);
   if (json) answer_failure(kExitUsage, name_of(ErrorCode::invalid_argument), said);
   return kExitUsage;
@@ -166,10 +174,9 @@ int run_program(int argc, char** argv) {
   CLI::App app{"Spillway: trains models too large for the GPU", "spillway"};
   app.set_version_flag("--version", std::string("spillway ") + SPILLWAY_VERSION);
   app.require_subcommand(1);
-  bool verbose = false;
-  app.add_flag("-v,--verbose", verbose, "The log says what is chosen and why");
+  app.add_flag("-v,--verbose", session.verbose, kVerbose);
   app.parse_complete_callback([&] {
-    if (verbose) set_log_level(LogLevel::info);
+    if (session.verbose) set_log_level(LogLevel::info);
   });
   const Command program(app);
   add_data(program, session);
@@ -184,6 +191,10 @@ int run_program(int argc, char** argv) {
   add_profile(program, session);
   add_bench(program, session);
   check_whole_numbers(app);
+  if (argc == 1) {
+    answer_text(shown_on(STDOUT_FILENO, app.help() + kStart));
+    return kExitUsage;
+  }
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "runtime/engine/device/compute_device.hpp"
 #include "runtime/engine/machine/own_machine.hpp"
 #include "runtime/engine/prepare/automatic.hpp"
 #include "runtime/engine/prepare/place.hpp"
@@ -145,7 +146,11 @@ MadePlan make_plan(const PlanRequest& request, const Note& note) {
         fmt::format("--ranks {} needs --machine: this machine cannot tell how fast it would be "
                     "among others; spillway plan --machines lists some",
                     request.nodes.ranks));
-  if (!request.machine.empty()) made.machine = describe_machine(request, options, note);
+  if (!request.machine.empty()) {
+    made.machine = describe_machine(request, options, note);
+  } else if (!options.device) {
+    if (const auto without_gpu = engine::check_device(options)) note(*without_gpu);
+  }
   engine::resolve(options, config);
   engine::RankGroups alone;
   const engine::MachineShare whole_machine;

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <iterator>
 
 namespace spillway::cli {
@@ -154,14 +155,20 @@ std::string reason(const PlanView& view, const plan::NextBest& next) {
                        plan::name_of(next.lacks->tier));
   }
   const double more = next.step_seconds - view.plan.prediction.step_seconds;
-  std::string text = more > 0   ? "slower by " + more_seconds(more) + " a step"
-                     : more < 0 ? "faster by no more than " + more_seconds(-more) + " a step"
-                                : "no faster";
+  std::string text =
+      fmt::format("{} by {} a step", more > 0 ? "slower" : "faster", more_seconds(std::abs(more)));
   if (next.busier_seconds > 0) {
     text += fmt::format(", {} works {} longer", shown_name(next.busier, view.plan.device()),
                         more_seconds(next.busier_seconds));
   }
   return text;
+}
+
+/// Whether a step with the cut takes another time than the plan's, as far as predictions are exact.
+bool differs(const PlanView& view, const plan::NextBest& next) {
+  const double seconds = view.plan.prediction.step_seconds;
+  const auto [less, more] = std::minmax(seconds, next.step_seconds);
+  return next.lacks.has_value() || less < plan::kWorthwhile * more;
 }
 
 std::string cut_lines(const PlanView& view) {
@@ -174,7 +181,7 @@ std::string cut_lines(const PlanView& view) {
                         shown_name(cut.cut.updated_by(), view.plan.device()), cut.text,
                         format_bytes(cut.link));
     title = "";
-    if (!cut.next) continue;
+    if (!cut.next || !differs(view, *cut.next)) continue;
     text += fmt::format("{:<10}   next best, {}: {}\n", "", elsewhere(cut.cut, cut.next->cut),
                         reason(view, *cut.next));
   }
@@ -229,16 +236,8 @@ std::string to_text(const PlanView& view) {
                  name_of(view.plan.placement.format));
   fmt::format_to(out, "step       {} tokens: {} round(s) of {} micro-batch(es) of {}\n",
                  plan::tokens_of_step(w), w.rounds, w.micro_batches, w.tokens);
-  if (w.stage.count > 1) fmt::format_to(out, "stage      {}\n", stage_text(view.plan));
-  if (w.tensor.count > 1) {
-    fmt::format_to(out, "tensor     part {} of {} of every matrix\n",
-                   view.plan.place.tensor_index(), w.tensor.count);
-  }
-  if (w.replicas.count > 1) {
-    const std::uint32_t ahead = view.plan.placement.parameter_slots - 1;
-    fmt::format_to(out, "ranks      {}, of which this is one; {}{}\n", w.replicas.count,
-                   meaning_of(w.replicas.sharding),
-                   w.gathers() ? fmt::format(" and gathered {} block(s) ahead", ahead) : "");
+  for (const RankLine& line : rank_lines(view.plan)) {
+    fmt::format_to(out, "{:<10} {}\n", line.title, line.text);
   }
   text += share_lines(view.shares);
   fmt::format_to(out, "placement  {}\n", placement_line(w, view.plan.placement));
@@ -262,12 +261,9 @@ std::string to_text(const PlanView& view) {
     fmt::format_to(out, "           {:<12} {:>10.4f} {:>10.4f}\n",
                    shown_name(static_cast<Lane>(lane), view.plan.device()), use.busy, use.exposed);
   }
-  const double seconds = view.plan.prediction.step_seconds;
-  fmt::format_to(out, "predicted  {:.4f} s a step{}, {}, bounded by {}\n", seconds,
-                 band_text(view.plan.prediction),
-                 shown_rate(static_cast<double>(plan::tokens_of_step(w)) / seconds),
-                 shown_name(view.plan.prediction.bounding, view.plan.device()));
+  fmt::format_to(out, "predicted  {}\n", predicted_text(view.plan));
   if (view.faster) {
+    const double seconds = view.plan.prediction.step_seconds;
     fmt::format_to(out,
                    "rounds     spillway.rounds {}: {:.0f} % faster, {:.4f} s a step (gradients are "
                    "rounded once a round)\n",
@@ -346,6 +342,33 @@ nlohmann::ordered_json to_json(const PlanView& view) {
                          {"nvme_read", view.plan.profile.nvme_read},
                          {"nvme_write", view.plan.profile.nvme_write}};
   return document;
+}
+
+std::string predicted_text(const engine::Planned& planned) {
+  const double seconds = planned.prediction.step_seconds;
+  return fmt::format(
+      "{:.4f} s a step{}, {}, bounded by {}", seconds, band_text(planned.prediction),
+      shown_rate(static_cast<double>(plan::tokens_of_step(planned.workload)) / seconds),
+      shown_name(planned.prediction.bounding, planned.device()));
+}
+
+std::vector<RankLine> rank_lines(const engine::Planned& planned) {
+  const plan::Workload& w = planned.workload;
+  std::vector<RankLine> lines;
+  if (w.stage.count > 1) lines.push_back({"stage", stage_text(planned)});
+  if (w.tensor.count > 1) {
+    lines.push_back({"tensor", fmt::format("part {} of {} of every matrix",
+                                           planned.place.tensor_index(), w.tensor.count)});
+  }
+  if (w.replicas.count > 1) {
+    const std::uint32_t ahead = planned.placement.parameter_slots - 1;
+    lines.push_back(
+        {"ranks",
+         fmt::format(
+             "{}, of which this is one; {}{}", w.replicas.count, meaning_of(w.replicas.sharding),
+             w.gathers() ? fmt::format(" and gathered {} block(s) ahead", ahead) : std::string())});
+  }
+  return lines;
 }
 
 std::string stage_text(const engine::Planned& planned) {

@@ -1,4 +1,4 @@
-// A plan for people and for programs: memory per tier, lanes, step time.
+// A plan for people, in whole, and for programs: memory per tier, lanes, step time.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -11,6 +11,7 @@
 #include "runtime/engine/ranks/shown_share.hpp"
 #include "runtime/plan/search/cut_report.hpp"
 #include "tools/cli/faster_rounds.hpp"
+#include "tools/cli/more_memory.hpp"
 
 namespace spillway::cli {
 
@@ -19,6 +20,7 @@ struct PlanView {
   std::vector<plan::CutReport> cuts{};       ///< empty in a run, which looks for no other cut
   std::vector<engine::ShownShare> shares{};  ///< of the ranks of a run
   std::optional<FasterRounds> faster{};
+  std::vector<MoreMemory> memory{};  ///< for the summary alone
 };
 
 /// Returns the lane as people know it: what computes is no GPU where FWD-BWD runs on the host.
@@ -27,6 +29,15 @@ struct PlanView {
 [[nodiscard]] Bytes budget_of(const plan::Budgets& budgets, plan::Tier tier);
 /// Returns which stage of a pipeline this is, and its layers.
 [[nodiscard]] std::string stage_text(const engine::Planned& planned);
+/// Returns the step's time, its rate and what bounds it.
+[[nodiscard]] std::string predicted_text(const engine::Planned& planned);
+
+/// A line about the ranks of which this is one.
+struct RankLine {
+  std::string_view title;
+  std::string text;
+};
+[[nodiscard]] std::vector<RankLine> rank_lines(const engine::Planned& planned);
 /// Returns a rate as the plan, the live line and the report write it.
 [[nodiscard]] std::string shown_rate(double tokens_per_second);
 

@@ -3,6 +3,9 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
+#include <string_view>
+
 #include "runtime/base/error.hpp"
 #include "runtime/base/file.hpp"
 #include "runtime/engine/run/start_values.hpp"
@@ -56,15 +59,36 @@ void TrainFlags::add_machine_to(Command command) {
       .capture_default();
 }
 
-config::TrainOptions TrainFlags::options(std::uint32_t ranks) const {
-  config::ParsedConfig parsed;
+config::ParsedConfig TrainFlags::parsed(std::uint32_t ranks) const {
+  config::ParsedConfig result;
   if (!config.empty()) {
-    parsed =
+    result =
         config::parse_train_config(read_text_file(config, kLargestConfig), config.string(), ranks);
   }
-  for (const std::string& note : parsed.notes) tell("note: {}\n", note);
-  set.apply(parsed.options);
-  return parsed.options;
+  set.apply(result.options);
+  return result;
+}
+
+config::TrainOptions TrainFlags::options() const {
+  config::ParsedConfig result = parsed();
+  for (const std::string& line : note_lines(result.notes, /*verbose=*/false)) tell_note(line);
+  return result.options;
+}
+
+std::vector<std::string> note_lines(const std::vector<std::string>& notes, bool verbose) {
+  if (verbose || notes.size() < 2) return notes;
+  const auto with = [&](std::string_view what) {
+    return std::ranges::count_if(
+        notes, [&](const std::string& note) { return note.find(what) != std::string::npos; });
+  };
+  const auto unused = with(": not needed") + with(": ignored");
+  const auto absent = with(": absent");
+  const auto others = std::ssize(notes) - unused - absent;
+  std::vector<std::string> parts;
+  if (unused > 0) parts.push_back(fmt::format("{} key(s) not needed", unused));
+  if (absent > 0) parts.push_back(fmt::format("{} absent and chosen", absent));
+  if (others > 0) parts.push_back(fmt::format("{} read otherwise than written", others));
+  return {fmt::format("of the configuration, {}; -v lists them", fmt::join(parts, ", "))};
 }
 
 std::optional<std::filesystem::path> TrainFlags::checkpoint() const {

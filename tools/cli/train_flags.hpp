@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <filesystem>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "runtime/config/train_options.hpp"
 #include "runtime/model/model_config.hpp"
@@ -28,12 +30,18 @@ struct TrainFlags {
   /// Adds only what says where a run lives and what it may take.
   void add_machine_to(Command command);
   /// Returns the configuration, or the defaults where there is none, with the flags applied, for
-  /// one of `ranks`; notes go to stderr, one line each.
-  [[nodiscard]] config::TrainOptions options(std::uint32_t ranks = 1) const;
+  /// one of `ranks`, and its notes.
+  [[nodiscard]] config::ParsedConfig parsed(std::uint32_t ranks = 1) const;
+  /// Returns the options of that; the notes go to stderr.
+  [[nodiscard]] config::TrainOptions options() const;
   /// Returns what --from names: a path, or the snapshot of a hub's model in the local cache.
   [[nodiscard]] std::optional<std::filesystem::path> checkpoint() const;
   /// Returns that from --model or --from; absent when neither is given.
   [[nodiscard]] std::optional<model::ModelConfig> model_config() const;
 };
+
+/// Returns the notes of a configuration as lines: all of them, or one that counts them.
+[[nodiscard]] std::vector<std::string> note_lines(const std::vector<std::string>& notes,
+                                                  bool verbose);
 
 }  // namespace spillway::cli

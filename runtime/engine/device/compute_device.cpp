@@ -57,6 +57,16 @@ config::DeviceKind usable_device() {
                                                     : config::DeviceKind::host;
 }
 
+std::optional<std::string> check_device(const config::TrainOptions& options) {
+  if (options.device == config::DeviceKind::cuda) check_usable(options.device_index);
+  if (options.device || !options.device_memory) return std::nullopt;
+  const std::string reason = offload::cuda_unavailable_reason();
+  if (reason.empty()) return std::nullopt;
+  return fmt::format(
+      "device memory of {} without a GPU: {}; it is a part of host memory, and the CPU computes",
+      format_bytes(*options.device_memory), reason);
+}
+
 std::uint32_t generation_of(int index) {
   if (!offload::cuda_unavailable_reason(index).empty()) return 0;
   const offload::CudaDevice device = offload::query_cuda_device(index);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "offload/device_backend.hpp"
@@ -18,6 +19,11 @@ namespace spillway::engine {
 
 /// Returns cuda where this build has it and a GPU is usable, else the host.
 [[nodiscard]] config::DeviceKind usable_device();
+
+/// Throws `Error{not_supported}`, with the reason, if the options name a GPU that is not usable.
+/// Returns a line for the user where they give memory to a GPU that nobody named and that is not
+/// there: the host computes then, in a part of its own memory of that size.
+[[nodiscard]] std::optional<std::string> check_device(const config::TrainOptions& options);
 
 /// Returns the compute capability of a GPU, 90 for 9.0; 0 where none is usable.
 [[nodiscard]] std::uint32_t generation_of(int index);

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <filesystem>
-#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -11,6 +10,7 @@
 
 #include "runtime/base/memory_budget.hpp"
 #include "runtime/config/train_options.hpp"
+#include "runtime/engine/prepare/place.hpp"
 #include "runtime/plan/machine_profile.hpp"
 #include "runtime/plan/workload.hpp"
 
@@ -44,8 +44,6 @@ struct Sharers {
                                          const std::filesystem::path& run,
                                          const plan::Workload& workload,
                                          const Sharers& sharers = {});
-
-using BudgetsFor = std::function<plan::Budgets(const config::TrainOptions&, const plan::Workload&)>;
 
 /// Returns the device's and the host's part. `free_device`: of a GPU with memory of its own.
 /// Without one, both parts are of the same memory. Ways to share it are tried from most for the

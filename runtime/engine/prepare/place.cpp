@@ -27,6 +27,23 @@ std::optional<plan::Tier> tier_of(config::StateHome home) {
   return std::nullopt;
 }
 
+/// What would help ranks that share out a step, of what they do not do already.
+std::vector<std::string> remedies_of_ranks(const config::TrainOptions& options,
+                                           const plan::Workload& workload, Tier tier) {
+  const bool of_device = tier == Tier::device;
+  std::vector<std::string> list;
+  // Each rank has the parameters of its stage on its device unless they are gathered.
+  const bool shares = workload.gathers() || workload.stage.count > 1 || workload.tensor.count > 1;
+  if (shares || (!of_device && options.zero_stage > 0)) list.emplace_back("more ranks");
+  if (!workload.gathers()) list.emplace_back("zero_optimization.stage 3");
+  if (tier != Tier::nvme && options.micro_batch > 1) list.emplace_back("a smaller micro-batch");
+  if (!of_device && options.state_format != StateFormat::int8) {
+    list.emplace_back("a shorter state_format");
+  }
+  if (list.empty()) list.emplace_back("a larger memory");
+  return list;
+}
+
 }  // namespace
 
 plan::PlacementRequest placement_request(const config::TrainOptions& options) {
@@ -56,7 +73,8 @@ plan::PlacementRequest placement_request(const config::TrainOptions& options) {
 }
 
 plan::Placement place(const model::ModelConfig& config, const config::TrainOptions& options,
-                      const plan::Workload& workload, const plan::Budgets& budgets) {
+                      const plan::Workload& workload, const plan::Budgets& budgets,
+                      const BudgetsFor& budgets_for) {
   auto choice = plan::choose_placement(workload, budgets, placement_request(options));
   if (auto* placement = std::get_if<plan::Placement>(&choice)) return std::move(*placement);
   const plan::Shortage shortage = std::get<plan::Shortage>(choice);
@@ -65,10 +83,10 @@ plan::Placement place(const model::ModelConfig& config, const config::TrainOptio
   const std::uint32_t ranks = workload.grid().ranks();
   check(ranks == 1, ErrorCode::does_not_fit,
         fmt::format("does not fit: {} memory of each of {} ranks needs at least {} and the budget "
-                    "is {}; use more ranks, {}a smaller micro-batch or a shorter state_format",
+                    "is {}; use {}",
                     plan::name_of(shortage.tier), ranks, format_bytes(shortage.needed),
                     format_bytes(shortage.budget),
-                    workload.gathers() ? "" : "zero_optimization.stage 3, "));
+                    fmt::join(remedies_of_ranks(options, workload, shortage.tier), " or ")));
   const std::optional<Bytes> asked = of_device ? options.device_memory : options.host_memory;
   const bool of_host_memory =
       shortage.tier == Tier::host || (of_device && options.device != config::DeviceKind::cuda);
@@ -78,7 +96,8 @@ plan::Placement place(const model::ModelConfig& config, const config::TrainOptio
                           plan::name_of(shortage.tier), format_bytes(shortage.needed),
                           format_bytes(shortage.budget),
                           of_host_memory ? why_this_budget(asked, shortage.budget) : "",
-                          fmt::join(what_would_fit(config, options, budgets, shortage), "; or ")));
+                          fmt::join(what_would_fit(config, options, budgets, shortage, budgets_for),
+                                    "; or ")));
 }
 
 }  // namespace spillway::engine

@@ -174,14 +174,14 @@ Planned plan_rank(const model::ModelConfig& config, config::TrainOptions resolve
     config::TrainOptions provisional = options;
     take_cut(cut_stages(whole, options, planned.budgets, nullptr, ranks), provisional);
   }
-  plan::Placement fitting = place(config, options, planned.workload, planned.budgets);
+  plan::Placement fitting = place(config, options, planned.workload, planned.budgets, budgets_for);
   planned.profile =
       slowest(ranks, with_links(ranks, machine.profile(options, whole, planned.budgets, fitting)));
   if (balances) {
     const plan::BalancedLayers layers =
         cut_stages(whole, options, planned.budgets, &planned.profile, ranks);
     take_cut(layers, options);  // a run keeps its cut
-    fitting = place(config, options, planned.workload, planned.budgets);
+    fitting = place(config, options, planned.workload, planned.budgets, budgets_for);
     note_cut(layers, note);
   }
   plan::PlannedStep step =

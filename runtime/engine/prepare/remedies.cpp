@@ -11,6 +11,7 @@
 #include <variant>
 
 #include "runtime/base/error.hpp"
+#include "runtime/engine/prepare/larger_budgets.hpp"
 #include "runtime/engine/prepare/place.hpp"
 #include "runtime/engine/prepare/remedy_families.hpp"
 #include "runtime/engine/prepare/workload.hpp"
@@ -23,12 +24,6 @@ using plan::Tier;
 
 /// Pairs of changes that are told: each takes as long to find as several single ones.
 constexpr std::size_t kMostPairs = 4;
-
-std::string flag_of(Tier tier) {
-  return tier == Tier::device ? "--device-memory"
-         : tier == Tier::host ? "--host-memory"
-                              : "--nvme (another directory, or more free space)";
-}
 
 std::string_view shown_name(Tier tier) {
   return tier == Tier::nvme ? std::string_view("disk") : plan::name_of(tier);
@@ -46,8 +41,9 @@ std::string needs(const plan::Workload& workload, const plan::Placement& placeme
   return fmt::format("{}", fmt::join(parts, ", "));
 }
 
-/// What is said of a remedy, and what it still lacks.
+/// A remedy, what is said of it if it fits, and what it still lacks.
 struct Outcome {
+  Remedy remedy;
   std::string text;
   std::optional<plan::Shortage> lacks;
   [[nodiscard]] bool fits() const { return !lacks.has_value(); }
@@ -58,12 +54,9 @@ Outcome try_remedy(const model::ModelConfig& config, const plan::Budgets& budget
   const plan::Workload workload = make_workload(config, remedy.options);
   const auto choice = plan::choose_placement(workload, budgets, placement_request(remedy.options));
   if (const auto* placement = std::get_if<plan::Placement>(&choice)) {
-    return {fmt::format("{} ({})", remedy.what, needs(workload, *placement)), std::nullopt};
+    return {remedy, fmt::format("{} ({})", remedy.what, needs(workload, *placement)), std::nullopt};
   }
-  const auto& lacks = std::get<plan::Shortage>(choice);
-  return {fmt::format("{} with {} of at least {}", remedy.what, flag_of(lacks.tier),
-                      format_bytes(lacks.needed)),
-          lacks};
+  return {remedy, {}, std::get<plan::Shortage>(choice)};
 }
 
 /// Returns the first of `count` changes that fits, and else of the last. Each needs less than the
@@ -147,7 +140,7 @@ class RemedySearch {
 
   /// `first` and the smallest change of the second kind that fits with it.
   [[nodiscard]] Outcome with_second(const Remedy& first, Tier tier, RemedyKind kind) const {
-    Outcome best{{}, plan::Shortage{}};
+    Outcome best{first, {}, plan::Shortage{}};
     for (RemedyFamily& family : usual_or_parts(first.options, tier)) {
       if (family.kind != kind) continue;
       for (Remedy& remedy : family.remedies) {
@@ -164,21 +157,34 @@ class RemedySearch {
   const plan::Budgets& budgets_;
 };
 
+/// Whether a change that is not enough brings the run nearer to fitting.
+bool lacks_less(const plan::Shortage& with_change, const plan::Shortage& without) {
+  return with_change.tier != without.tier || with_change.needed < without.needed;
+}
+
 }  // namespace
 
 std::vector<std::string> what_would_fit(const model::ModelConfig& config,
                                         const config::TrainOptions& options,
                                         const plan::Budgets& budgets,
-                                        const plan::Shortage& shortage) {
+                                        const plan::Shortage& shortage,
+                                        const BudgetsFor& budgets_for) {
   const RemedySearch search(config, budgets);
   std::vector<std::string> advice{
-      fmt::format("{} of at least {}", flag_of(shortage.tier), format_bytes(shortage.needed))};
+      budgets_that_fit(options, make_workload(config, options), budgets, shortage, budgets_for)};
   std::vector<std::string> not_enough;
   bool any_fits = false;
   for (const RemedyFamily& family : search.usual(options, shortage.tier)) {
     Outcome outcome = search.one(family);
     any_fits = any_fits || outcome.fits();
-    (outcome.fits() ? advice : not_enough).push_back(std::move(outcome.text));
+    if (outcome.fits()) {
+      advice.push_back(std::move(outcome.text));
+    } else if (!any_fits && lacks_less(*outcome.lacks, shortage)) {
+      const config::TrainOptions& changed = outcome.remedy.options;
+      not_enough.push_back(fmt::format("{} with {}", outcome.remedy.what,
+                                       budgets_that_fit(changed, make_workload(config, changed),
+                                                        budgets, *outcome.lacks, budgets_for)));
+    }
   }
   if (any_fits) return advice;
   const RemedyFamily parts = layers_in_parts(config, options);
