@@ -185,9 +185,14 @@ def test_a_plan_counts_a_base_of_a_quantizer(base):
     assert (plan.host, plan.device) == (taken["host"], taken["device"])
 
 
+def plain():
+    return llama(torch.bfloat16)
+
+
 @pytest.mark.parametrize("recompute", [None, "reentrant", "saved"])
-def test_a_plan_counts_that_each_block_is_read_twice_a_step(recompute):
-    model = adapted(four_bits(), recompute)
+@pytest.mark.parametrize("base", [plain, *BASES])
+def test_a_plan_counts_that_each_block_is_read_twice_a_step(base, recompute):
+    model = adapted(base(), recompute)
     budget = budget_of(model)
     plan = spillway.torch.plan(model, device_memory=budget)
     offload_model(model, budget)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from block_model import BlockModel
 from peft import LoraConfig, get_peft_model
+from torch.utils.checkpoint import checkpoint
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import spillway
@@ -44,6 +45,17 @@ def make(budget=None, dtype=torch.float32, recomputes=False, deferred=False, **o
     if deferred:
         options["deferred"] = model
     return model, OffloadedAdamW(model.parameters(), lr=1e-2, max_norm=1.0, **options)
+
+
+class Recomputing(Block):
+    """Recomputes itself, as layers of transformers do."""
+
+    def __init__(self, width):
+        super().__init__(width)
+        self.reentrant = False
+
+    def forward(self, x):
+        return checkpoint(super().forward, x, use_reentrant=self.reentrant)
 
 
 def test_the_import_leaves_the_compiler_out():
@@ -182,6 +194,26 @@ def test_blocks_may_be_recomputed_and_evaluated():
         with torch.no_grad():
             assert resident(batch(7)) == streamed(batch(7))
     assert same(resident, streamed)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_block_may_recompute_itself(reentrant):
+    models = []
+    for budget in (None, "600KB"):
+        torch.manual_seed(1)
+        model = BlockModel(Recomputing, 8, 128)
+        for block in model.blocks:
+            block.reentrant = reentrant
+        if budget is not None:
+            offload_model(model, budget)
+        optimizer = OffloadedAdamW(model.parameters(), lr=1e-2, max_norm=1.0)
+        models.append((train(model, optimizer, range(4)), model))
+    (expected, resident), (found, streamed) = models
+    assert found == expected and same(resident, streamed)
+    # Each pass has computed on the slots of the device, and none where a block waits.
+    used = [address for block in streamed.blocks for address in block.seen]
+    assert len(used) == 4 * 2 * 8 and len(set(used)) <= 3
+    assert not set(used) & {block.inner.weight.data_ptr() for block in streamed.blocks}
 
 
 def test_the_state_dict_is_that_of_the_model_at_any_time():

@@ -18,7 +18,8 @@ import spillway
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PACKAGE = pathlib.Path(spillway.__file__).parent
 # DeepSpeed, which deepspeed_loop.py runs with too, has no types.
-PROGRAMS = ("fine_tune", "huggingface_trainer", "pytorch_loop", "quantized_base", "ranks_loop")
+PROGRAMS = ("base_larger_than_memory", "fine_tune", "huggingface_trainer", "pytorch_loop",
+            "quantized_base", "ranks_loop")
 
 # What fragments of the documents take for granted.
 GIVEN = """
@@ -41,7 +42,7 @@ def generate(prompts: torch.Tensor, weights: dict[str, Any]) -> torch.Tensor: ..
 IMPORTS = {**{name: f"import {name}" for name in ("jax", "optax", "torch", "transformers")},
            "spillway": "import spillway.torch",
            **{name: f"from spillway.torch import {name}" for name in (
-               "OffloadedAdamW", "offload_model")},
+               "OffloadedAdamW", "load_checkpoint", "offload_model")},
            **{name: f"from peft import {name}" for name in ("LoraConfig", "get_peft_model")},
            "SpillwayTrainer": "from spillway.huggingface import SpillwayTrainer",
            **{name: f"from given import {name}" for name in re.findall(

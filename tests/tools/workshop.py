@@ -34,7 +34,8 @@ SCRIPTS = {**{f"mpi.{name}": ["spillway", "spillway_mpi"]
            "tools.emulated_runs": ["spillway_emulated"], "tcp.place": ["spillway"],
            "tcp.run": ["spillway"],
            **{f"python.{name}": ["spillway", "spillway_python"] for name in (
-               "alone", "arguments", "by_hand", "callbacks", "cut_off", "deepspeed",
+               "alone", "arguments", "by_hand", "callbacks", "checkpoint",
+               "checkpoint_memory", "cut_off", "deepspeed",
                "deepspeed_checkpoint", "deepspeed_cut", "deepspeed_gan", "deepspeed_names",
                "deepspeed_scripts",
                "deferred", "device", "engine", "engine_ranks", "forecast", "forked",

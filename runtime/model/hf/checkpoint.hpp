@@ -49,8 +49,6 @@ class CheckpointReader final : public ParameterSource {
   };
   class Matcher;
 
-  void open(const std::filesystem::path& directory);
-  void open_shards(const std::filesystem::path& directory);
   void check_tied_head(const Source& head) const;
 
   const ModelLayout* layout_;

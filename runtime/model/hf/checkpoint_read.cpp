@@ -7,22 +7,18 @@
 #include <cmath>
 #include <cstring>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <system_error>
 #include <utility>
 
 #include "runtime/base/error.hpp"
-#include "runtime/base/file.hpp"
 #include "runtime/base/json.hpp"
 #include "runtime/model/hf/checkpoint.hpp"
+#include "runtime/model/hf/checkpoint_files.hpp"
 
 namespace spillway::model {
 namespace {
 
-constexpr std::string_view kSingle = "model.safetensors";
-constexpr std::string_view kIndex = "model.safetensors.index.json";
 constexpr std::string_view kHead = "lm_head.weight";
-constexpr Bytes kMaxIndex{kMaxSafetensorsHeader};
 
 /// Returns what transformers puts before the names of the body of a causal model.
 std::string_view prefix_of(const ModelConfig& config) {
@@ -50,34 +46,6 @@ bool is_known_buffer(std::string_view name, const ModelConfig& config) {
   }
   return name == "rotary_emb.inv_freq" ||
          is_layer_tensor(name, "layers.", config.layers, ".self_attn.rotary_emb.inv_freq");
-}
-
-/// Refuses a file name of the index that is no plain name in the checkpoint's directory.
-void check_shard_name(const std::string& name, const std::string& origin) {
-  const bool plain = !name.empty() && name.find('/') == std::string::npos &&
-                     name.find('\0') == std::string::npos && !name.starts_with('.') &&
-                     name.ends_with(".safetensors");
-  check(plain, ErrorCode::invalid_argument,
-        fmt::format("{}: {} is not the name of a .safetensors file in the same directory", origin,
-                    brief_name(name)));
-}
-
-/// Reads which file has each tensor: its name to the file's.
-std::map<std::string, std::string> read_index(const std::filesystem::path& path) {
-  const std::string origin = path.string();
-  const auto index = parse_json(read_text_file(path, kMaxIndex), {.origin = origin});
-  const auto found = index.is_object() ? index.find("weight_map") : index.end();
-  check(found != index.end() && found->is_object() && !found->empty(), ErrorCode::corrupt_data,
-        fmt::format("{}: \"weight_map\" is missing; it says which file holds a tensor", origin));
-  std::map<std::string, std::string> places;
-  for (const auto& [tensor, file] : found->items()) {
-    check(file.is_string(), ErrorCode::corrupt_data,
-          fmt::format("{}: the file of {} is {}; it must be a name", origin, brief_name(tensor),
-                      brief(file)));
-    check_shard_name(file.get_ref<const std::string&>(), origin);
-    places.emplace(tensor, file.get<std::string>());
-  }
-  return places;
 }
 
 }  // namespace
@@ -174,53 +142,11 @@ class CheckpointReader::Matcher {
 
 CheckpointReader::CheckpointReader(const std::filesystem::path& directory,
                                    const ModelConfig& config, const ModelLayout& layout)
-    : layout_(&layout) {
-  open(directory);
+    : layout_(&layout), files_(open_checkpoint_files(directory)) {
   Matcher matcher(config, layout);
   for (const auto& file : files_) matcher.add(*file);
   sources_ = matcher.finish(directory);
   if (matcher.tied_head().file != nullptr) check_tied_head(matcher.tied_head());
-}
-
-void CheckpointReader::open(const std::filesystem::path& directory) {
-  const bool single = is_there(directory / kSingle);
-  const bool sharded = is_there(directory / kIndex);
-  check(!(single && sharded), ErrorCode::invalid_argument,
-        fmt::format("{} has both {} and {}; remove the one that is out of date", directory.string(),
-                    kSingle, kIndex));
-  check(single || sharded, ErrorCode::invalid_argument,
-        fmt::format("{} has neither {} nor {}; weights in another format are converted by loading "
-                    "them in transformers and save_pretrained",
-                    directory.string(), kSingle, kIndex));
-  if (single) {
-    files_.push_back(std::make_unique<SafetensorsFile>(directory / kSingle));
-  } else {
-    open_shards(directory);
-  }
-}
-
-void CheckpointReader::open_shards(const std::filesystem::path& directory) {
-  const std::map<std::string, std::string> index = read_index(directory / kIndex);
-  std::map<std::string, const SafetensorsFile*> opened;
-  for (const auto& [tensor, name] : index) {
-    auto [entry, added] = opened.try_emplace(name, nullptr);
-    if (added) {
-      files_.push_back(std::make_unique<SafetensorsFile>(directory / name));
-      entry->second = files_.back().get();
-    }
-    check(entry->second->header().tensors.contains(tensor), ErrorCode::corrupt_data,
-          fmt::format("{}: tensor {} is missing, and {} says that it is here",
-                      entry->second->path(), brief_name(tensor), kIndex));
-  }
-  for (const auto& [name, file] : opened) {
-    for (const auto& [tensor, stored] : file->header().tensors) {
-      const auto place = index.find(tensor);
-      check(place != index.end() && place->second == name, ErrorCode::corrupt_data,
-            fmt::format("{}: tensor {} is here, and {} says that it is in {}", file->path(),
-                        brief_name(tensor), kIndex,
-                        place == index.end() ? "no file" : brief_name(place->second)));
-    }
-  }
 }
 
 void CheckpointReader::check_tied_head(const Source& head) const {

@@ -12,6 +12,8 @@ void translate_errors();
 void add_native_run(nanobind::module_& module);
 /// Adds `Configuration`.
 void add_configuration(nanobind::module_& module);
+/// Adds `checkpoint_tensors`.
+void add_checkpoint(nanobind::module_& module);
 /// Adds `Group` and `TrainerOptions`, which a `Trainer` is made with.
 void add_trainer_options(nanobind::module_& module);
 /// Adds `Forecast` and `Rates`.

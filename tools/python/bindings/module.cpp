@@ -10,4 +10,5 @@ NB_MODULE(_native, module) {
   spillway::python::add_trainer(module);
   spillway::python::add_forecast(module);
   spillway::python::add_configuration(module);
+  spillway::python::add_checkpoint(module);
 }

@@ -19,6 +19,7 @@ from spillway.torch import accelerator, comm, zero  # noqa: E402
 from spillway.torch._deepspeed_names import MODULE, refusal  # noqa: E402
 from spillway.torch._forecast import Forecast, plan  # noqa: E402
 from spillway.torch.accelerator import get_accelerator  # noqa: E402
+from spillway.torch.checkpoints import load_checkpoint  # noqa: E402
 from spillway.torch.engine import (  # noqa: E402
     Engine,
     Schedule,
@@ -41,7 +42,7 @@ DeepSpeedEngine = Engine  # for programs that ask what an engine is
 __all__ = ["DeepSpeedEngine", "Engine", "Forecast", "OffloadedAdagrad", "OffloadedAdam",
            "OffloadedAdamW", "OffloadedLion", "OffloadedOptimizer", "OffloadedSGD", "Schedule",
            "accelerator", "add_config_arguments", "comm", "get_accelerator", "init_distributed",
-           "initialize", "offload_model", "plan", "zero"]
+           "initialize", "load_checkpoint", "offload_model", "plan", "zero"]
 
 
 def __getattr__(name: str) -> object:

@@ -144,6 +144,15 @@ def check_unshared(registered: Registered) -> None:
             "(copy.deepcopy(model)), and copy its parameters into the shared model after steps")
 
 
+def check_values(model: torch.nn.Module) -> None:
+    """Raises for a model whose tensors have no values."""
+    for name, tensor in itertools.chain(model.named_parameters(), model.named_buffers()):
+        if tensor.is_meta:
+            raise InvalidArgumentError(
+                f"{name} is on meta, and has no values: call spillway.torch.load_checkpoint(model, "
+                "folder), or give the model its values before it is offloaded")
+
+
 def check_untransformed(unit: int) -> None:
     """Raises where a pass is transformed or traced, and its parameters would be read later."""
     transforms = torch._C._functorch.peek_interpreter_stack() is not None

@@ -13,8 +13,9 @@ from spillway.torch._quantized import is_wrapper
 
 
 class Passed(NamedTuple):
-    """What other hooks keep of a tensor."""
+    """A tensor of no unit that a unit's pass has saved, or what other hooks keep of it."""
 
+    unit: int
     packed: Any
     unpack: Any
 
@@ -73,14 +74,19 @@ class Places:
         if isinstance(kept := self._place(tensor), (Saved, SavedWrapper)):
             return kept
         tensor = tensor if kept is None else kept
-        return tensor if others[0] is None else Passed(others[0](tensor), others[1])
+        return Passed(self._units.entered(), tensor if others[0] is None else others[0](tensor),
+                      others[1])
 
     def unpack(self, saved: Any) -> torch.Tensor:
         """Returns the tensor, for which the unit is entered."""
-        if isinstance(saved, torch.Tensor):
+        if isinstance(saved, torch.Tensor):  # in a wrapper
             return saved
         if isinstance(saved, Passed):
-            return saved.unpack(saved.packed)
+            # A part of the block that is recomputed begins with what it was given, and calls
+            # nothing else of ours before it uses parameters.
+            if torch._C._current_graph_task_id() != -1 and not torch.is_grad_enabled():
+                self._units.enter_again(saved.unit)
+            return saved.packed if saved.unpack is None else saved.unpack(saved.packed)
         if torch.is_grad_enabled():
             raise NotSupportedError(
                 "create_graph=True goes through a streamed block: the graph of the second "

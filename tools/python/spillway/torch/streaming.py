@@ -19,7 +19,13 @@ from spillway.torch._activations import Activations
 from spillway.torch._blocks import find_blocks, units_of
 from spillway.torch._frozen import FrozenHome
 from spillway.torch._quantized import Followers, Quantized
-from spillway.torch._registered import Registered, check_frozen, check_untransformed, references_of
+from spillway.torch._registered import (
+    Registered,
+    check_frozen,
+    check_untransformed,
+    check_values,
+    references_of,
+)
 from spillway.torch._saved_places import Places
 from spillway.torch._shard import Shard
 from spillway.torch._uncut import uncut
@@ -70,6 +76,7 @@ def offload_model(model: torch.nn.Module, device_memory: str | int,
     """
     if hasattr(model, "_spillway_streaming"):
         raise InvalidArgumentError("the model is offloaded already")
+    check_values(model)
     found = find_blocks(model) if blocks is None else list(blocks)
     device = _checked(device)
     if host_link_gbps is not None:
