@@ -62,7 +62,7 @@ class PassBench {
     const auto run = [&] { executor->run_on_stream(engine.actions(), plan::Lane::gpu); };
     if (!warm_) warm_up(run);
     warm_ = true;
-    return timed(run);
+    return timed_team(run);
   }
 
  private:

@@ -54,7 +54,7 @@ MeasuredRate measure_update(const config::TrainOptions& options, const plan::Wor
                                 .value();
   cpu_adam::WorkerPool workers({.threads = options.threads});
   UpdateBench bench(kernel, count, options.adam, workers);
-  const Seconds seconds = timed([&] { bench.pass(prefetch); });
+  const Seconds seconds = timed_team([&] { bench.pass(prefetch); });
   const double bytes =
       static_cast<double>(count) *
       cpu_adam::bytes_per_parameter(kernel.format, kernel.gradient_dtype, kernel.parameter_dtype);
@@ -83,7 +83,7 @@ double measure_checksums(std::size_t threads) {
   cpu_adam::WorkerPool workers({.threads = threads});
   const std::vector<std::byte> bytes(workers.threads() * kEach, std::byte{1});
   std::vector<std::uint64_t> sums(workers.threads());
-  const Seconds seconds = timed([&] {
+  const Seconds seconds = timed_team([&] {
     workers
         .submit([&] {
           workers.parallel_for(sums.size(), 1, [&](std::size_t first, std::size_t last) {

@@ -37,21 +37,12 @@ struct Seconds {
   [[nodiscard]] plan::Pace pace() const { return {.fast = usual / fast, .slow = usual / slow}; }
 };
 
-/// Time that the system takes, more often than not, to give each of a few new threads a core of its
-/// own. Before, they may take turns on one, and spin on it for each other: four times as slow.
-constexpr std::chrono::milliseconds kSettling{20};
-
-/// Times `work` once its threads have settled, and its pages and caches are touched: three times
-/// where each takes long, else as often as `at_least` allows, since other processes take a core for
-/// milliseconds, and not all threads have settled by then.
+/// Times `work`: three times where each takes long, else as often as `at_least` allows, since other
+/// processes take a core for milliseconds.
 template <class Work>
-[[nodiscard]] Seconds timed(const Work& work,
-                            std::chrono::milliseconds at_least = std::chrono::milliseconds(40)) {
+[[nodiscard]] Seconds timed_warm(const Work& work, std::chrono::milliseconds at_least) {
   constexpr std::size_t kFewest = 3;
   std::vector<double> each;
-  const auto settled = std::chrono::steady_clock::now() + kSettling;
-  do work();
-  while (std::chrono::steady_clock::now() < settled);
   std::chrono::duration<double> all{};
   while (each.size() < kFewest || all < at_least) {
     const auto begin = std::chrono::steady_clock::now();
@@ -63,6 +54,25 @@ template <class Work>
   std::ranges::sort(each);
   const std::size_t last = each.size() - 1;
   return {.fast = each[last / 4], .usual = each[last / 2], .slow = each[last - last / 4]};
+}
+
+/// Times `work` after a first call that touches pages and caches.
+template <class Work>
+[[nodiscard]] Seconds timed(const Work& work,
+                            std::chrono::milliseconds at_least = std::chrono::milliseconds(10)) {
+  work();
+  return timed_warm(work, at_least);
+}
+
+/// Times `work` of several threads that are new. It takes the system some tens of milliseconds to
+/// give each a core of its own. Before, they may take turns on one, and spin on it for each other:
+/// four times as slow.
+template <class Work>
+[[nodiscard]] Seconds timed_team(const Work& work) {
+  const auto settled = std::chrono::steady_clock::now() + std::chrono::milliseconds(20);
+  do work();
+  while (std::chrono::steady_clock::now() < settled);
+  return timed_warm(work, std::chrono::milliseconds(40));
 }
 
 }  // namespace spillway::engine
