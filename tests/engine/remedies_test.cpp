@@ -114,18 +114,6 @@ TEST(Remedies, NameNoFlagThatTheMachineCannotFollow) {
   EXPECT_EQ(advice.find("--host-memory"), std::string::npos) << advice;
 }
 
-TEST(Remedies, OfAllThatAreNotEnoughEachLacksLess) {
-  Refused refused;
-  refused.options.gradient_accumulation_steps = 4;
-  refused.workload = make_workload(large_model(), refused.options);
-  const std::vector<std::string> advice = refused.advice({});
-  const Bytes needed = size_of(advice.front(), "--device-memory");
-  for (const std::string& text : advice) {
-    if (&text == &advice.front()) continue;
-    EXPECT_LT(size_of(text, "--device-memory"), needed) << text;
-  }
-}
-
 TEST(Remedies, AreAdvisedTogetherUnlessOneTakesTheOtherBack) {
   using enum RemedyKind;
   EXPECT_TRUE(exclude_each_other(batches, batches));

@@ -280,6 +280,15 @@ class DoesNotFit(ProgramTestCase):
             self.assertEqual(self.plan(*[word for pair in given.items() for word in pair])
                              .returncode, 0, first)
 
+    def test_advises_no_change_that_needs_as_much(self):
+        done = self.run_program("plan", "--model", "llama-3-70b", "--machine", "h100")
+        self.assertEqual(done.returncode, 3, done.stderr)
+        needed, *others = (float(size) for size in re.findall(
+            r"--host-memory of at least (\S+) GiB", done.stderr))
+        self.assertGreater(len(others), 0)
+        for other in others:
+            self.assertLessEqual(other, needed, done.stderr)
+
     def test_names_no_flag_that_has_been_followed_already(self):
         done = self.run_program("plan", "train.json", "--model", "llama-3-70b",
                                 "--device-memory", "100TB", "--host-memory", "100TB")
