@@ -59,5 +59,15 @@ TEST_F(CalibrationOfTinyModel, RunsOneLayerForAllThatAreAlike) {
   EXPECT_EQ(forwards, 4U);  // once to touch what it uses, and three times to be timed
 }
 
+TEST_F(CalibrationOfTinyModel, TimesOnceWhatTakesASecond) {
+  std::size_t forwards = 0;
+  ops_->on_attention = [&] {
+    ++forwards;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1000));
+  };
+  EXPECT_GT(calibrate_it().gpu_flops, 0);
+  EXPECT_EQ(forwards, 1U);
+}
+
 }  // namespace
 }  // namespace spillway::engine::calibration_test
