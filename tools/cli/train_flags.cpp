@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <iterator>
 #include <string_view>
 
 #include "runtime/base/error.hpp"
@@ -76,19 +77,17 @@ config::TrainOptions TrainFlags::options() const {
 }
 
 std::vector<std::string> note_lines(const std::vector<std::string>& notes, bool verbose) {
-  if (verbose || notes.size() < 2) return notes;
-  const auto with = [&](std::string_view what) {
-    return std::ranges::count_if(
-        notes, [&](const std::string& note) { return note.find(what) != std::string::npos; });
+  const auto changes_nothing = [](const std::string& note) {
+    return note.find(": not needed") != std::string::npos ||
+           note.find(": ignored") != std::string::npos;
   };
-  const auto unused = with(": not needed") + with(": ignored");
-  const auto absent = with(": absent");
-  const auto others = std::ssize(notes) - unused - absent;
-  std::vector<std::string> parts;
-  if (unused > 0) parts.push_back(fmt::format("{} key(s) not needed", unused));
-  if (absent > 0) parts.push_back(fmt::format("{} absent and chosen", absent));
-  if (others > 0) parts.push_back(fmt::format("{} read otherwise than written", others));
-  return {fmt::format("of the configuration, {}; -v lists them", fmt::join(parts, ", "))};
+  const auto unused = std::ranges::count_if(notes, changes_nothing);
+  if (verbose || unused < 2) return notes;
+  std::vector<std::string> lines;
+  std::ranges::remove_copy_if(notes, std::back_inserter(lines), changes_nothing);
+  lines.push_back(
+      fmt::format("{} keys of the configuration are not needed; -v lists them", unused));
+  return lines;
 }
 
 std::optional<std::filesystem::path> TrainFlags::checkpoint() const {

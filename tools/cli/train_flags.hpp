@@ -40,7 +40,8 @@ struct TrainFlags {
   [[nodiscard]] std::optional<model::ModelConfig> model_config() const;
 };
 
-/// Returns the notes of a configuration as lines: all of them, or one that counts them.
+/// Returns the notes of a configuration as lines. Unless verbose, one line counts the keys that
+/// change nothing: a default that changes results is always said.
 [[nodiscard]] std::vector<std::string> note_lines(const std::vector<std::string>& notes,
                                                   bool verbose);
 
