@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <limits>
+#include <utility>
 
 #include "runtime/engine/machine/calibrate.hpp"
 #include "runtime/engine/prepare/resolve.hpp"
@@ -14,7 +15,8 @@ namespace spillway::engine {
 
 class CalibrationOfTinyModel : public testing::Test {
  protected:
-  CalibrationOfTinyModel() : config_(tiny_llama(2)), options_(tiny_options()) {
+  explicit CalibrationOfTinyModel(model::ModelConfig config = tiny_llama(2))
+      : config_(std::move(config)), options_(tiny_options()) {
     options_.compute = DType::bf16;
     resolve(options_, config_);
     auto ops = std::make_unique<ObservedOps>(make_ops(options_));

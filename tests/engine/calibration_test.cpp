@@ -59,14 +59,35 @@ TEST_F(CalibrationOfTinyModel, RunsOneLayerForAllThatAreAlike) {
   EXPECT_EQ(forwards, 4U);  // once to touch what it uses, and three times to be timed
 }
 
-TEST_F(CalibrationOfTinyModel, TimesOnceWhatTakesASecond) {
+class CalibrationOfALargeHead : public CalibrationOfTinyModel {
+ protected:
+  CalibrationOfALargeHead()
+      : CalibrationOfTinyModel([] {
+          model::ModelConfig config = tiny_llama(2);
+          config.vocab_size = 4096;
+          return config;
+        }()) {}
+};
+
+TEST_F(CalibrationOfALargeHead, TimesOneSlowLayerOnceAndNothingElse) {
   std::size_t forwards = 0;
+  int others = 0;
   ops_->on_attention = [&] {
     ++forwards;
-    std::this_thread::sleep_for(std::chrono::milliseconds(1000));
+    std::this_thread::sleep_for(std::chrono::seconds(1));
   };
-  EXPECT_GT(calibrate_it().gpu_flops, 0);
+  ops_->on_row = [&](const model::RowOp& op) {
+    others += std::holds_alternative<model::EmbeddingBackwardOp>(op) ? 1 : 0;
+  };
+  const double flops = calibrate_it().gpu_flops;
   EXPECT_EQ(forwards, 1U);
+  EXPECT_EQ(others, 0);
+  // Two layers take a second each, and what is not timed has their pace: 2 FLOPs a weight forward,
+  // 4 backward. The bound leaves room for attention and norms, which are not counted here.
+  const double tokens = options_.micro_batch * options_.context;
+  const double head = 6.0 * config_.width * config_.vocab_size * tokens;
+  const double all = plan::micro_batch_flops(make_workload(config_, *model_.transformer, options_));
+  EXPECT_NEAR(flops, (all - head) / 2, 0.1 * flops);
 }
 
 }  // namespace

@@ -126,7 +126,7 @@ ordered_json to_json(const engine::PricedShape& priced) {
 
 /// The band of a prediction by a machine that was measured.
 std::string band_text(const plan::Prediction& prediction) {
-  if (prediction.slow_seconds == 0) return "";
+  if (prediction.slow_seconds <= prediction.fast_seconds) return "";  // measured once, or not
   return fmt::format(" ({:.4f} to {:.4f})", prediction.fast_seconds, prediction.slow_seconds);
 }
 

@@ -72,6 +72,21 @@ class PassBench {
   bool warm_;  ///< a host's cores are taken to be
 };
 
+/// Seconds from which on the first layer and the head are not timed, but taken to work at the pace
+/// of the layers between them.
+constexpr double kLongestEnds = 1;
+
+/// Returns the FLOPs of the first layer and of the head for a micro-batch.
+double flops_of_ends(const plan::Workload& workload) {
+  plan::Workload ends = workload;
+  for (std::uint32_t b = 0; b < ends.blocks.size(); ++b) {
+    const std::uint32_t layer = workload.layer_of(b);
+    if (layer == 0 || layer == workload.head_layer()) continue;
+    ends.blocks[b].forward_flops = ends.blocks[b].backward_flops = 0;
+  }
+  return plan::micro_batch_flops(ends);
+}
+
 /// Times all FWD-BWD work of one micro-batch through the whole model, activations
 /// kept, of which one layer stands for all; of a tensor group, one attention and one MLP.
 Seconds model_seconds(const CalibrationRequest& request, const NormalNumbers& numbers) {
@@ -101,6 +116,11 @@ Seconds model_seconds(const CalibrationRequest& request, const NormalNumbers& nu
   if (kinds == 2) sum += of_layer(2);
   const std::uint32_t layers = (workload.head_layer() - 1) / kinds;
   sum *= layers;
+  // A large head on a processor takes minutes.
+  Seconds whole = sum;
+  const double all = plan::micro_batch_flops(workload);
+  whole *= all / (all - flops_of_ends(workload));
+  if (whole.usual - sum.usual > kLongestEnds) return whole;
   sum += seconds([](const plan::Op& op) { return op.kind == plan::OpKind::loss; });
   sum += of_layer(0);
   return sum;
