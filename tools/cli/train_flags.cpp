@@ -78,8 +78,7 @@ config::TrainOptions TrainFlags::options() const {
 
 std::vector<std::string> note_lines(const std::vector<std::string>& notes, bool verbose) {
   const auto changes_nothing = [](const std::string& note) {
-    return note.find(": not needed") != std::string::npos ||
-           note.find(": ignored") != std::string::npos;
+    return note.find(": not needed") != std::string::npos;
   };
   const auto unused = std::ranges::count_if(notes, changes_nothing);
   if (verbose || unused < 2) return notes;

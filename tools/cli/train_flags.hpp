@@ -41,7 +41,7 @@ struct TrainFlags {
 };
 
 /// Returns the notes of a configuration as lines. Unless verbose, one line counts the keys that
-/// change nothing: a default that changes results is always said.
+/// are not needed: what is chosen or ignored is always said.
 [[nodiscard]] std::vector<std::string> note_lines(const std::vector<std::string>& notes,
                                                   bool verbose);
 
