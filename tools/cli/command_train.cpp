@@ -36,7 +36,7 @@ class Face final : public engine::TrainObserver {
  public:
   /// `notes`: of the configuration, which are told once nothing can be wrong with it.
   Face(const Session& session, Interrupts& interrupts, std::filesystem::path run,
-       std::vector<std::string> notes)
+       const std::vector<std::string>& notes)
       : session_(session),
         interrupts_(interrupts),
         run_(std::move(run)),

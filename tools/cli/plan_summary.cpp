@@ -59,7 +59,7 @@ std::string bound_text(const engine::Planned& planned) {
   const plan::Prediction& prediction = planned.prediction;
   const auto share = [&](double seconds) { return seconds / prediction.step_seconds; };
   const plan::LaneUse& bounding = prediction.lanes[static_cast<std::size_t>(prediction.bounding)];
-  const std::string text = fmt::format(" ({:.0f} % busy)", 100 * share(bounding.busy));
+  std::string text = fmt::format(" ({:.0f} % busy)", 100 * share(bounding.busy));
   std::pair<double, Lane> most{0, Lane::gpu};
   for (std::size_t lane = 0; lane < plan::kMachineLanes; ++lane) {
     most = std::max(most, {share(prediction.lanes[lane].exposed), static_cast<Lane>(lane)});
@@ -74,6 +74,7 @@ std::string bound_text(const engine::Planned& planned) {
 std::string next_line(const PlanView& view) {
   const auto tokens = static_cast<double>(plan::tokens_of_step(view.plan.workload));
   std::vector<std::string> parts;
+  parts.reserve(view.memory.size() + 1);
   for (const MoreMemory& more : view.memory) {
     parts.push_back(fmt::format("{} of {} memory give {}", format_bytes(more.taken),
                                 plan::name_of(more.tier), shown_rate(tokens / more.step_seconds)));

@@ -1,5 +1,7 @@
 #include "runtime/engine/device/compute_device.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <utility>
 

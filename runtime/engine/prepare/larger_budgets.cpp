@@ -85,6 +85,7 @@ std::string budgets_that_fit(const config::TrainOptions& options, const plan::Wo
     lacks = *next;
   }
   std::vector<std::string> texts;
+  texts.reserve(parts.size());
   for (auto& [tier, text] : parts) texts.push_back(std::move(text));
   return fmt::format("{}", fmt::join(texts, " and "));
 }
