@@ -103,7 +103,7 @@ const std::filesystem::path& model_name(const PlanFlags& flags) {
 }
 
 /// Answers for every named machine: the given model, or else the largest that fits.
-nlohmann::ordered_json run_table(const PlanFlags& flags, bool json) {
+nlohmann::ordered_json run_table(const PlanFlags& flags, const Session& session) {
   std::vector<std::string> notes;
   TableRequest request{.machines = bench::built_machine_names(),
                        .models = models_by_size(),
@@ -112,8 +112,8 @@ nlohmann::ordered_json run_table(const PlanFlags& flags, bool json) {
     request.models = {{.name = model_name(flags).string(), .config = *config}};
   }
   const std::vector<TableRow> rows = make_table(request);
-  for (const std::string& note : note_lines(notes, /*verbose=*/false)) tell_note(note);
-  if (!json) answer("{}", to_text(rows));
+  for (const std::string& note : note_lines(notes, session.verbose)) tell_note(note);
+  if (!session.json) answer("{}", to_text(rows));
   return to_json(rows);
 }
 
@@ -144,7 +144,7 @@ void answer_plan(const PlanFlags& flags, const MadePlan& made, const Session& se
 
 nlohmann::ordered_json run(const PlanFlags& flags, const Session& session) {
   const bool json = session.json;
-  if (flags.lists_machines) return run_table(flags, json);
+  if (flags.lists_machines) return run_table(flags, session);
   std::vector<std::string> notes;
   const OptionsOf options = options_of(flags, notes);  // reads the first of the files
   const auto config = flags.train.model_config();
