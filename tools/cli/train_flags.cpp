@@ -72,7 +72,7 @@ config::ParsedConfig TrainFlags::parsed(std::uint32_t ranks) const {
 
 config::TrainOptions TrainFlags::options() const {
   config::ParsedConfig result = parsed();
-  for (const std::string& line : note_lines(result.notes, /*verbose=*/false)) tell_note(line);
+  for (const std::string& line : result.notes) tell_note(line);
   return result.options;
 }
 
