@@ -21,6 +21,8 @@ PACKAGE = pathlib.Path(spillway.__file__).parent
 PROGRAMS = ("base_larger_than_memory", "fine_tune", "huggingface_trainer", "pytorch_loop",
             "quantized_base", "ranks_loop")
 
+PAGES = ("deepspeed", "jax", "python", "python-ranks", "pytorch", "streaming", "trainer")
+
 # What fragments of the documents take for granted.
 GIVEN = """
 from collections.abc import Iterable
@@ -117,7 +119,7 @@ def examples(tmp_path_factory) -> pathlib.Path:
     """A folder with the code of the documents, and what pyright is told of it."""
     folder = tmp_path_factory.mktemp("examples")
     (folder / "given.py").write_text(GIVEN)
-    for document in (ROOT / "docs/python.md", ROOT / "README.md"):
+    for document in (*(ROOT / f"docs/{name}.md" for name in PAGES), ROOT / "README.md"):
         found = blocks(document)
         assert found, document
         for number, code in enumerate(found, 1):
