@@ -42,26 +42,27 @@ class OfAnotherMachine(ProgramTestCase):
                 *(["--machine", MACHINES / machine] if machine else [])]
 
     def test_says_which_rounds_would_be_faster(self):
-        def planned(rounds, *more):
-            return self.document(
-                *self.arguments("h100.json", {"gradient_accumulation_steps": 16},
-                                {"rounds": rounds}), "--layers", 8, *more)
+        def arguments(section, machine="rtx-4090.json", memory=("--device-memory", "20GB")):
+            return [*self.arguments(machine, {"gradient_accumulation_steps": 16}, section),
+                    "--layers", 16, *memory]
 
-        small = ("--device-memory", "20GB")
-        seconds = {rounds: planned(rounds, *small)["step_seconds"] for rounds in (1, 2, 4, 8, 16)}
+        def planned(rounds, *elsewhere):
+            return self.document(*arguments({"rounds": rounds}, *elsewhere))
+
+        # A gain of 9 %: what room this processor's kernels take on the device decides nothing.
+        seconds = {rounds: planned(rounds)["step_seconds"] for rounds in (1, 2, 4, 8, 16)}
         best = min(seconds, key=seconds.get)
         self.assertNotEqual(best, 1)
-        self.assertEqual(planned(1, *small)["faster_rounds"],
+        self.assertEqual(planned(1)["faster_rounds"],
                          {"rounds": best, "step_seconds": seconds[best]})
-        plan = [*self.arguments("h100.json", {"gradient_accumulation_steps": 16}, {}),
-                "--layers", 8, *small]
+        plan = arguments({})
         said = f"rounds     spillway.rounds {best}: {100 * (seconds[1] / seconds[best] - 1):.0f} %"
         self.assertIn(said, self.succeed(*plan, "-v").stdout)
         self.assertIn(f"spillway.rounds {best} gives {16 * 4096 / seconds[best]:.0f} tokens/s",
                       self.succeed(*plan).stdout)
-        self.assertNotIn("faster_rounds", planned(best, *small))
+        self.assertNotIn("faster_rounds", planned(best))
         # With room for everything, one pass is best.
-        self.assertNotIn("faster_rounds", planned(1))
+        self.assertNotIn("faster_rounds", planned(1, "h100.json", ()))
 
     def test_is_said_in_five_lines(self):
         plan = self.arguments("rtx-4090.json", {"gradient_accumulation_steps": 16}, {})
